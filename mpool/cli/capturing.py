@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ..debug.comparing import GRADES, compare_captures
+from ..debug import GRADES, compare_captures
 from ..errors import FileError
 from ..tasks.captures import Capture
 from .common import (
@@ -25,7 +25,7 @@ from .common import (
 from .talking import sampling_of
 
 if TYPE_CHECKING:
-    from ..debug.comparing import CaptureComparison, CaptureDifference, Grade
+    from ..debug import CaptureComparison, CaptureDifference, Grade
 
 
 def capture(arguments: argparse.Namespace) -> int:

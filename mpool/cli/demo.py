@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..debug.show import show_config
+from ..debug import show_config
 from ..errors import DownloadError, OfflineError, Unsupported
 from ..models.catalogue import load as load_catalogue
 from ..models.describing import is_offline, resolve

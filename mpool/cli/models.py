@@ -10,8 +10,6 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..debug.show import megabytes as text
-from ..debug.show import show_config
 from ..errors import MpoolError, OfflineError
 from ..models import describing, downloaded, verified
 from ..models.catalogue import load as load_catalogue
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 
 def megabytes(count: int | None) -> str:
     """Format bytes as megabytes (10**6 bytes)."""
+    from ..debug import megabytes as text
+
     return text(count or 0)
 
 
@@ -144,6 +144,8 @@ def _count(number: int | None) -> str:
 def show(arguments: argparse.Namespace) -> int:
     """Run ``mpool show``. Downloads nothing."""
     if arguments.model is None:
+        from ..debug import show_config
+
         found = show_config("dicts") if arguments.json else show_config()
         if arguments.json:
             print_json(found)
