@@ -11,10 +11,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MpoolError, OfflineError
-from ..models import describing, downloaded, verified
+from ..models import describing, downloaded
 from ..models.catalogue import load as load_catalogue
 from ..models.describing import resolve, verify
-from ..models.formats.adapters import supported_modules
 from ..models.references import parse as parse_reference
 from ..models.sources import offline_variables, when_online
 from ..models.spec import ADAPTER_PREFIX
@@ -92,6 +91,8 @@ def models(arguments: argparse.Namespace) -> int:
                 ", ".join(f"{name}={value:g}" for name, value in fact["options"].items()) or "-",
                 ", ".join(fact["aliases"]) or "-") for fact in listed]))
     if not arguments.local:
+        from ..models import verified
+
         say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")
         say(table(("ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS TESTED WITH", "GGUF TESTED WITH"),
                   [tuple(cell or "-" for cell in row) for row in verified.table()
@@ -239,6 +240,8 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
         "weights": model.spec.to_core().weights(), "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }
     if model.capability in ("text_to_text", "text_embedding") and not model.networks:
+        from ..models.formats.adapters import supported_modules
+
         facts |= {"adapter_modules": list(supported_modules(model))}
     if experts := _expert_bytes(model):
         facts |= {"expert_bytes": experts, "experts": "read from the file as they are used"}
