@@ -13,7 +13,7 @@ from . import catalogue, downloaded, files, pins, store
 from .catalogue import Row
 from .files import Folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
-from .sources import Resolved, bundled, hub, local, offline_variables, pip, probe
+from .sources import Resolved, bundled, hub, local, offline_variables, probe
 from .sources.progress import Progress
 from .spec import ModelDescription
 
@@ -125,6 +125,7 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
     if isinstance(reference, BundledRef):
         return _resolve_bundled(reference, row or catalogue.load().require(reference.name))
     assert isinstance(reference, PipRef)
+    from .sources import pip  # takes longer to import than the other sources
 
     path = pip.resolve(reference, row.files if row is not None else None, offline=offline, progress=progress,
                        download_bytes=row.mirror_bytes if row is not None else None,

@@ -22,6 +22,7 @@ from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
 from ..models.catalogue import load as load_catalogue
 from . import options as _options
+from . import rerank as reranking
 from . import text_embedding as embedding
 from . import text_to_text as generation
 from . import vectors
@@ -257,8 +258,6 @@ def embed_all(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.rerank`."""
-    from . import rerank as reranking
-
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
     if model is None:
         model = load_catalogue().default("rerank").key

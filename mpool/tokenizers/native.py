@@ -17,7 +17,6 @@ from ..errors import InvalidArgument, LimitError, Unsupported
 from ..host.address_space import require_if_limited
 from . import limits
 from .growth import MAX_SQUARED, Growth
-from .isolated import IsolatedTokenizer
 from .patterns import Cost
 
 if TYPE_CHECKING:
@@ -175,6 +174,8 @@ class Native:
 
     def _in_process(self, texts: Sequence[str], add_special: bool, places: bool) -> list[Spans]:
         """Encode texts in a process of its own. Without ``places``, the offsets are empty."""
+        from .isolated import IsolatedTokenizer  # child processes, which few tokenizers need
+
         if self._isolated is None:
             self._isolated = IsolatedTokenizer(self.hf.to_str(), self.hf.encode_special_tokens)
         try:
