@@ -335,6 +335,15 @@ class Pool(PoolVerbs):
                 + "These models are pinned and idle, and unload() frees their memory: " + ", ".join(idle)
 
     @typed
+    def check_free(self, name: str) -> None:
+        """Check that :meth:`register` may give a name.
+
+        Raises:
+            InvalidArgument: the name is not valid, or is one of the catalogue or of another model of the pool.
+        """
+        self._names.check_free("name", name, None)
+
+    @typed
     def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
         """Free a model's memory after its active requests have completed, even if the model is pinned.
 

@@ -181,7 +181,7 @@ def _find_model(name: str, ref: str) -> PluginModel:
     if name in {model.name for model in catalogue_models()}:
         refuse("name", name, "a name that is not in mpool's catalogue")
     with Pool() as pool:
-        pool._names.check_free("name", name, None)
+        pool.check_free(name)
         model = pool.get(str(_models.parse_reference(ref)))
         return PluginModel(name, model.ref, model.capability)
 

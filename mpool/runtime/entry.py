@@ -113,7 +113,6 @@ class Entry:
         self._adapters: dict[str, Adapter] | None = None  # adapters of `loading`, by name; None: not read yet
         self._adapter_ids: dict[Any, int] = {}  # name and stamps of every adapter that was read -> its id in the core
         self._core: dict[str, str] = {}
-        self._table: tuple[bytes, Any] | None = None
         self.revision = next(_revisions)
         self.successor: Entry | None = None
         self.handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -269,18 +268,6 @@ class Entry:
         self._description, self._vocab = replace(description, tokenizer=None), None
         return tokenizer
 
-    def token_text(self, token: int) -> str:
-        """Return the text of a token; bytes of an incomplete character appear as U+FFFD."""
-        return self.token_bytes(token).decode(errors="replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token, which may be part of a UTF-8 character."""
-        if self._table is None:
-            table = self.tokenizer().token_table()
-            self._table = (table.data, table.offsets)
-        data, offsets = self._table
-        return bytes(data[offsets[token]:offsets[token + 1]])
-
     def template(self) -> ChatTemplate:
         """The model's chat template.
 
@@ -426,7 +413,7 @@ class Entry:
         with self._lock:
             for network in self._networks.values():
                 network.forget()
-            self._description = self._tokenizer = self._vocab = self._template = self._table = self._draft = None
+            self._description = self._tokenizer = self._vocab = self._template = self._draft = None
             self._stamps = None
             self.plans, self._draft_stamps, self._adapters, self.outdated = {}, {}, None, False
             self._capability = self._given_capability

@@ -116,7 +116,7 @@ def template_capabilities(served: ServedModel) -> list[str]:
     """Return the capabilities that the chat template and the vocabulary of a model provide: ``tools``, ``thinking`` and
     ``insert``, or fewer."""
     found = _tools(served) + ["thinking"] * thinking.model_options(served).thinks
-    if "text_to_text" in served.capabilities and served.model._entry.tokenizer().fill_in_tokens() is not None:
+    if "text_to_text" in served.capabilities and served.model.tokenizer.fill_in_tokens() is not None:
         found.append("insert")
     return found
 

@@ -497,7 +497,11 @@ class Reader:
     def _logprobs(self, index: int, start: int, ids: Any, logprobs: Any) -> tuple[TokenLogprob, ...]:
         """Return log probabilities of the given tokens, the first of which has the index ``start``."""
         top = self.ticket.top_logprobs(index, start)
-        text = self.request.entry.token_text
+        tokenizer = self.request.tokenizer
+
+        def text(token: int) -> str:
+            return tokenizer.token_bytes(token).decode(errors="replace")
+
         found = []
         for at, (token, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist())):
             likeliest: tuple[TopLogprob, ...] = ()

@@ -133,6 +133,15 @@ def test_no_dynamic_import_evades_a_tier() -> None:
     assert used == set(DYNAMIC)
 
 
+def test_only_the_pool_and_its_handle_use_entries() -> None:
+    """The server, the integrations and the commands use the methods of :class:`mpool.Model` and :class:`mpool.Pool`."""
+    found = {f"{name}:{node.lineno}" for name, path in modules() for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Attribute) and node.attr in ("_entry", "_names")
+             and ast.unparse(node.value) != "self"}
+    assert {place.partition(":")[0] for place in found} == {"mpool.model", "mpool.pool", "mpool.runtime.swapping",
+                                                            "mpool.models.formats.gguf_tables"}
+
+
 def test_sys_modules_is_read_only_with_a_literal_of_a_lower_tier() -> None:
     for name, path in modules():
         text = path.read_text(encoding="utf-8")
