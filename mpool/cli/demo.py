@@ -25,8 +25,7 @@ from ..errors import DownloadError, OfflineError, Unsupported
 from ..models.catalogue import load as load_catalogue
 from ..models.describing import is_offline, resolve
 from ..models.sources.bundled import ROOT
-from ..search.late_interaction import maxsim
-from ..search.similarity import similarity
+from ..search import maxsim, similarity
 from . import word_models
 from .common import for_output, make_pool, note, print_json, say, size_of, speed
 

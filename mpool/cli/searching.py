@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from ..errors import InvalidArgument
-from ..search.similarity import cosines
+from ..search import cosines
 from .common import (
     adapter_of,
     check_request,

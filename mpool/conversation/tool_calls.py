@@ -27,7 +27,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ..results import ToolCall
+from ..completions import ToolCall
 from .json_extent import JsonExtent
 from .reasoning import THINK_ENDS
 from .tool_formats import TAG, ToolFormat

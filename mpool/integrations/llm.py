@@ -35,7 +35,7 @@ from ..tasks.sampling import TABLE
 from ._choices import call_limit
 
 if TYPE_CHECKING:
-    from ..results import Chunk, Completion
+    from ..completions import Chunk, Completion
 
 log = logger("mpool.llm")
 

@@ -12,8 +12,8 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio
+from ...completions import Chunk, ToolCallDelta
 from ...host import native_calls
-from ...results import Chunk, ToolCallDelta
 from .. import formats, response_memory, thinking
 from ..errors import Refusal
 from ..image_urls import with_images
@@ -37,7 +37,7 @@ from .response_structs import (
 from .text import encode
 
 if TYPE_CHECKING:
-    from ...results import Chunk, Completion
+    from ...completions import Chunk, Completion
     from ..models import ServedModel
 
 
