@@ -51,7 +51,7 @@ class Model(ModelVerbs):
     def _entry(self) -> Entry:
         """Entry of the model that has the name now; :func:`mpool.swap` gives the name to another."""
         found = self._held
-        if found.successor is not None:
+        if found.replacement.successor is not None:
             found = found.latest()
             self._hold(found)
         return found
@@ -59,7 +59,7 @@ class Model(ModelVerbs):
     def _hold(self, entry: Entry) -> None:
         """Lead to an entry, which moves the handle when it loses its name."""
         self._held = entry
-        entry.handles[id(self)] = self
+        entry.replacement.handles[id(self)] = self
 
     @property
     def key(self) -> str:
@@ -113,7 +113,7 @@ class Model(ModelVerbs):
     @property
     def description_if_read(self) -> ModelDescription | None:
         """As :attr:`description` if the files are read already; None: they are not. Reads no file."""
-        return self._entry.known
+        return self._entry.files.known
 
     @property
     @typed
@@ -129,7 +129,7 @@ class Model(ModelVerbs):
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that :func:`mpool.load`, :func:`mpool.register` or :func:`mpool.swap` added, in
         alphabetical order. ``description.embedding.adapters`` are those of the model's own files."""
-        return self._entry.adapter_names
+        return self._entry.setup.adapter_names
 
     @typed
     def set_adapters(self, adapters: Mapping[str, str | os.PathLike[str]]) -> None:

@@ -179,7 +179,7 @@ class Pool(PoolVerbs):
         if capability is not None:
             check_capability(capability)
         entry = self._find(model, capability)
-        return Model(entry._main or entry, model._compute if isinstance(model, Model) else "auto")
+        return Model(entry.main, model._compute if isinstance(model, Model) else "auto")
 
     @typed
     @known_keywords
@@ -274,7 +274,7 @@ class Pool(PoolVerbs):
             raise
         self._names.keep(entry)
         parts, key = entry.parts(), ""
-        was = [(part.loading, part._adapters) for part in parts]
+        was = [part.setup.saved() for part in parts]
         rows: list[dict[str, Any]] = []
         try:
             entry.set_loading(options)
@@ -292,7 +292,7 @@ class Pool(PoolVerbs):
                 self.registry.load(key, pin=pin, timeout=_deadlines.remaining(deadline, entry.key))
         except BaseException as error:
             for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
-                part.restore_loading(*before)
+                part.setup.restore(before)
             for row in rows:
                 with suppress(MpoolError):
                     self.registry.keep_alive(row["key"], row["keep_alive"],
@@ -366,7 +366,7 @@ class Pool(PoolVerbs):
         if entry.changed(folders=True):
             swapping.renew(entry, deadline, pinned=False)
             return
-        entry.kept.clear()
+        entry.replacement.kept.clear()
         for key in entry.core_keys():
             with suppress(UnknownModel):  # another thread has unloaded it, because its files changed
                 self.registry.evict(key, timeout=_deadlines.remaining(deadline, key))
@@ -506,9 +506,9 @@ class Pool(PoolVerbs):
         from .debug import table  # HTML and tables, which few programs print
 
         entries = self._names.entries()
-        isolated = {key for entry in entries if entry.runs_in == "process" for key in entry.core_keys()}
+        isolated = {key for entry in entries if entry.setup.runs_in == "process" for key in entry.core_keys()}
         drafts = {key: entry.loading.draft for entry in entries if entry.loading.draft for key in entry.core_keys()}
-        adapters = {key: entry.adapter_names for entry in entries if entry.loading.adapters
+        adapters = {key: entry.setup.adapter_names for entry in entries if entry.loading.adapters
                     for key in entry.core_keys()}
         return table(self._registry.entries() if self._registry is not None else (), isolated, drafts, adapters)
 
@@ -744,7 +744,7 @@ class Pool(PoolVerbs):
             if self._callbacks:
                 _logging.wait_for_events(EVENT_SECONDS)
         for entry in self._names.entries():  # they and the pool refer to each other, and wait for a collection
-            entry.forget()
+            entry.forget(wait=False)
 
     def __enter__(self) -> Pool:
         return self

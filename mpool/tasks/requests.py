@@ -119,7 +119,7 @@ def _is_unread(pool: Host, model: Any, capability: str | None = "text_embedding"
     take time, so that nothing is downloaded for a request that every model refuses. If the files are known, the request
     makes these checks where it converts its inputs."""
     known = pool._known(model, capability)
-    return known is None or known.known is None
+    return known is None or known.files.known is None
 
 
 def _opened(pool: Host, model: Any, options: Any, capability: str = "text_embedding") -> tuple[Entry, Any]:

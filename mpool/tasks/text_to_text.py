@@ -265,7 +265,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
     if space < 1:
         raise _overflow(entry, len(ids), most, settings.context_length)
     max_tokens = space if chosen.max_tokens is None else min(chosen.max_tokens, space)
-    adapter = 0 if options.get("adapter") is None else entry.adapter_id(options["adapter"])
+    adapter = 0 if options.get("adapter") is None else entry.setup.adapter_id(options["adapter"])
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, max_tokens, splitter,
                    images, entry.capability == "vision", format, capture, tools, adapter)
 

@@ -234,7 +234,7 @@ def test_file_reads_and_tokenization_do_not_block_the_loop(bert: Path, monkeypat
             return call
 
         watches: list[str] = []
-        monkeypatch.setattr("mpool.runtime.entry.describe", watched(models.describe))
+        monkeypatch.setattr("mpool.runtime.model_files.describe", watched(models.describe))
         monitor = asyncio.create_task(beat())
         await aio.load(bert, pool=own)
         assert watches == ["describe"]
