@@ -10,6 +10,7 @@ from .api.methods import ModelVerbs
 from .checks import missing_attribute, one_of, refuse
 from .errors import InvalidArgument, WrongCapability
 from .host.resources import list_of_caller, typed
+from .models.formats.adapters import check_places
 from .names import COMPUTE
 from .runtime import swapping
 from .runtime.load_options import LoadOptions
@@ -142,7 +143,7 @@ class Model(ModelVerbs):
             InvalidArgument, MpoolError: as for :func:`mpool.load`.
         """
         options = LoadOptions.checked(None, None, None, None, adapters)
-        self.pool._check_adapters(options)
+        check_places(options.adapters or (), self.pool.config.model_folders)
         self._entry.set_loading(options)
 
     @typed

@@ -257,7 +257,7 @@ class Pool(PoolVerbs):
         if progress is not None and not isinstance(progress, bool):
             refuse("progress", progress, "True, False or None")
         deadline = _deadlines.deadline_of(timeout)
-        self._check_adapters(options)
+        check_places(options.adapters or (), self.config.model_folders)
         options = replaced(options, draft=self._draft_ref(draft))
         if isinstance(model, Model) and is_same(compute, "auto"):
             compute = model._compute  # type: ignore[assignment]
@@ -418,12 +418,12 @@ class Pool(PoolVerbs):
             True
         """
         options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
-        settings = _checked({"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
-                             "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
+        settings = overrides.checked(prompts=prompts, default_prompt_name=default_prompt_name, pooling=pooling,
+                                     normalize=normalize, max_length=max_length, chat_template=chat_template)
         if not isinstance(replace, bool):
             refuse("replace", replace, "True or False")
         check_name(name)
-        self._check_adapters(options)
+        check_places(options.adapters or (), self.config.model_folders)
         options = replaced(options, draft=self._draft_ref(draft))
         return Model(self._names.register(name, _ref_in("model", model), settings, options, replace))
 
@@ -482,10 +482,10 @@ class Pool(PoolVerbs):
         """
         _deadlines.deadline_of(timeout)  # raises for an invalid timeout before files are downloaded
         options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
-        settings = _checked({"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
-                             "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
+        settings = overrides.checked(prompts=prompts, default_prompt_name=default_prompt_name, pooling=pooling,
+                                     normalize=normalize, max_length=max_length, chat_template=chat_template)
         found = _ref_in("new", new)
-        self._check_adapters(options)
+        check_places(options.adapters or (), self.config.model_folders)
         options = replaced(options, draft=self._draft_ref(draft))
         entry = self._names.swap(_entry_of(model), found, settings, options, timeout)
         return Model(entry, model._compute if isinstance(model, Model) else "auto")
@@ -681,10 +681,6 @@ class Pool(PoolVerbs):
 
     # ---- for the other modules of the package ----------------------------------------------------------------------
 
-    def _check_adapters(self, options: LoadOptions) -> None:
-        """Check the adapters on this machine that options name, before the files of their model are read."""
-        check_places(options.adapters or (), self.config.model_folders)
-
     def _find(self, model: Any, capability: str | None = None) -> Entry:
         return self._names.find(_entry_of(model), capability)
 
@@ -774,14 +770,6 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
 def _entry_of(model: Any) -> Any:
     """Return the entry of a handle. Other ways to name a model (a name, a path, a reference) stay as they are."""
     return model._entry if isinstance(model, Model) else model
-
-
-def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a caller gave, checked as far as it goes without the files of the model."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if given:
-        overrides.check(given)
-    return given
 
 
 def _ref_in(param: str, ref: Any) -> str:
