@@ -49,36 +49,30 @@ class Entry:
         keys: the model in the core.
         replacement: what leads to the model that takes over the name; all networks of a model share it.
         plans: cache of embedding options -> their plan; see tasks/vectors.py.
+
+    Args:
+        main: the entry of the model, for one of its other networks.
+        network: name of this network; see :func:`mpool.runtime.model_files.name_of`.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
-                 overrides: Mapping[str, Any] | None = None, loading: LoadOptions = AS_CONFIGURED) -> None:
+                 overrides: Mapping[str, Any] | None = None, loading: LoadOptions = AS_CONFIGURED,
+                 main: Entry | None = None, network: str = "") -> None:
+        self.pool, self.key, self.ref = pool, key, ref
         self.overrides = dict(overrides or {})
-        lock = threading.RLock()
-        files = ModelFiles(pool.config, key, ref, lock, capability, self.overrides)
-        self._set_parts(pool, key, ref, files, loading, Replacement(), next(_revisions), lock)
-        self._given_capability = capability  # None: the files decide
-
-    def _set_parts(self, pool: Host, name: str, ref: str, files: ModelFiles, loading: LoadOptions,
-                   replacement: Replacement, revision: int, lock: threading.RLock) -> None:
-        self.pool, self.key, self.ref, self.files, self.lock = pool, files.key, ref, files, lock
-        self.setup = Setup(pool.config, files, loading, lock)
-        self.replacement = replacement
-        self.keys = CoreKeys(pool, name, files, self.setup, replacement, revision, lock)
-        self.plans: dict[Any, Any] = {}
+        self.lock = lock = threading.RLock()
+        self._main, self._network = main, network
         self._networks: dict[str, Entry] = {}  # the model's other networks, by name; see serving() and for_task()
-        self._main: Entry | None = None  # the entry that this network belongs to
-        self._network = ""  # name of this network
-
-    def _make_network(self, name: str) -> Entry:
-        """Create the entry of one of the model's other networks."""
-        found = Entry.__new__(Entry)
-        found.overrides = {}
-        lock = threading.RLock()
-        found._set_parts(self.pool, f"{self.key} {name}", self.ref, NetworkFiles(self.files, name, lock), self.loading,
-                         self.replacement, self.revision, lock)
-        found._main, found._network = self, name
-        return found
+        self._given_capability = capability  # None: the files decide
+        self.plans: dict[Any, Any] = {}
+        if main is None:
+            self.files = ModelFiles(pool.config, key, ref, lock, capability, self.overrides)
+            self.replacement, revision, name = Replacement(), next(_revisions), key
+        else:
+            self.files = NetworkFiles(main.files, network, lock)
+            self.replacement, revision, name = main.replacement, main.revision, f"{key} {network}"
+        self.setup = Setup(pool.config, self.files, loading, lock)
+        self.keys = CoreKeys(pool, name, self.files, self.setup, self.replacement, revision, lock)
 
     def renew_lock(self) -> None:
         """Replace the locks in a forked child, where the thread that held them does not exist."""
@@ -203,7 +197,7 @@ class Entry:
         if found is None:
             with self.lock:
                 if name not in self._networks:
-                    network = self._make_network(name)
+                    network = Entry(self.pool, self.key, self.ref, loading=self.loading, main=self, network=name)
                     if self.replacement.successor is not None:
                         return network
                     self._networks[name] = network
