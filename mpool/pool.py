@@ -725,6 +725,11 @@ class Pool(PoolVerbs):
         if registry is not None:
             registry.begin_shutdown()
 
+    @property
+    def closed(self) -> bool:
+        """True after :meth:`begin_shutdown` or :meth:`close`."""
+        return self._closed
+
     @typed
     def close(self) -> None:
         """Refuse new requests, wait up to ``shutdown_grace`` seconds for those in flight, and free all memory.
@@ -781,13 +786,8 @@ def _ref_in(param: str, ref: Any) -> str:
         raise
 
 
-def all_pools() -> list[Pool]:
-    """Return every existing pool of this process."""
-    return hosts.hosts()
-
-
 def _after_fork_in_child() -> None:
-    for pool in all_pools():
+    for pool in hosts.hosts():
         pool._after_fork_in_child()
 
 

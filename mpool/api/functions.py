@@ -19,7 +19,8 @@ from ..errors import InvalidArgument, UnknownModel
 from ..host.resources import typed
 from ..model import Model
 from ..models.catalogue import load as load_catalogue
-from ..pool import Pool, all_pools
+from ..pool import Pool
+from ..runtime import hosts
 from ..runtime import logs as _logging
 from ..tasks.running import run
 from ..tasks.verbs import VERBS, Verb
@@ -68,7 +69,7 @@ def install() -> None:
 
 
 def _at_exit() -> None:
-    pools = all_pools()
+    pools: list[Pool] = hosts.hosts()
     for pool in pools:
         pool.begin_shutdown()
     for pool in pools:

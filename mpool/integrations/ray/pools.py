@@ -140,7 +140,7 @@ class Pools:
         Raises:
             ShuttingDown: the pool was closed.
         """
-        if self.pool._closed:
+        if self.pool.closed:
             raise ShuttingDown("the pool is closed")
 
     def __del__(self) -> None:
