@@ -240,7 +240,7 @@ def test_file_reads_and_tokenization_do_not_block_the_loop(bert: Path, monkeypat
         assert watches == ["describe"]
         tokens = own.get(bert)
         threads: set[str] = set()
-        tokenizer = tokens._entry.tokenizer()
+        tokenizer = tokens.tokenizer
         original = tokenizer.encode_batch
 
         def recorded(*args: Any, **options: Any) -> Any:

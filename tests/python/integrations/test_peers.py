@@ -74,7 +74,7 @@ class Schemas:
 
     def __init__(self, llama: Path, pool: mpool.Pool) -> None:
         self.pool, self.model = pool, pool.get(llama, "text_to_text")
-        self.tokenizer = self.model._entry.tokenizer()
+        self.tokenizer = self.model.tokenizer
         self.counts: Counter[str] = Counter()
         self.differ: dict[str, Counter[str]] = {"accepted": Counter(), "rejected": Counter()}
 

@@ -210,7 +210,7 @@ def test_detokenize_refuses_large_responses(server: Any, monkeypatch: pytest.Mon
     """The size is known before the tokens become text: a small request may name long tokens a million times."""
     model, body = server.state.pool.get("llama"), {"model": "llama", "tokens": [7] * 100}
     text = model.detokenize(body["tokens"], skip_special=False)
-    tokenizer = model._entry.tokenizer()
+    tokenizer = model.tokenizer
     assert len(text) <= tokenizer.text_bytes(body["tokens"], skip_special=False) <= len(text) + 1
     monkeypatch.setattr(operations, "MAX_RESPONSE", len(text) + 100)
     assert ask(server, "/detokenize", body) == (200, {"prompt": text})
