@@ -169,10 +169,12 @@ class Model(ModelVerbs):
         files were read again, or that another model has the name."""
         return self._entry.revision
 
+    @typed
     def is_current(self) -> bool:
         """Return True unless the next request reads files again because they changed."""
         return swapping.is_current(self._entry)
 
+    @typed
     def changed_file(self) -> str | None:
         """Return the first file that changed since it was read; None: none changed."""
         return self._entry.changed()
