@@ -34,7 +34,7 @@ def _of_pool(verb: Verb) -> Method:
 
 
 def _of_model(verb: Verb) -> Method:
-    slots, inputs = verb.slots("model"), verb.positional[0].name
+    slots = verb.slots("model")
 
     @typed
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
@@ -42,8 +42,6 @@ def _of_model(verb: Verb) -> Method:
             raise InvalidCall(f"Model.{verb.name}() got the argument 'model'", param="model",
                               hint=f"Leave it out, or call mpool.{verb.name}(...)")
         given = verb.bind(args, keywords, slots)
-        if slots[0].name != inputs:
-            given[inputs] = given.pop(slots[0].name)
         given["model"] = self
         return run(verb, self.pool, given)
 

@@ -32,7 +32,7 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *rang
 MAX_READ = 1 << 24
 
 #: Parameter of an error about a text or image of a list, with its index.
-_ELEMENT = re.compile(r"(?:inputs|texts|iterable|documents|images)\[(\d+)\](?:\[\d\])?")
+_ELEMENT = re.compile(r"(?:inputs|texts|documents|images)\[(\d+)\](?:\[\d\])?")
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def embed(arguments: argparse.Namespace) -> int:
         checked = {**options, "precision": "float32"} if options["precision"] in ("int8", "uint8") else options
         with source.named():
             load(pool, "embed_iter", arguments.model or default_model("text_embedding"),
-                 {"iterable": source.begin(blank=True), **checked}, compute=arguments.compute, adapters=adapters,
+                 {"texts": source.begin(blank=True), **checked}, compute=arguments.compute, adapters=adapters,
                  progress=progress)
         with _opened(arguments.output) as file, source.named():
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)

@@ -158,11 +158,11 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_iter`."""
-    items, model = given.pop("iterable"), given.pop("model", None)
+    items, model = given.pop("texts"), given.pop("model", None)
     if isinstance(items, str):
-        refuse("iterable", items, "an iterable of str")
+        refuse("texts", items, "an iterable of str")
     if not isinstance(items, AsyncIterable):
-        items = items_of("iterable", items, "an iterable of str")
+        items = items_of("texts", items, "an iterable of str")
     options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
@@ -180,7 +180,7 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
                 try:
                     module.check_items(list_of_caller(items), options.on_error == "null")
                 except MpoolError as error:
-                    error.rename({"inputs": "iterable", "texts": "iterable"})
+                    error.rename({"inputs": "texts"})
                     raise
         plan = module.iter_plan(*_opened(pool, model, own), checked)
         try:

@@ -128,8 +128,8 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 
 
 def _run(verb: Verb, pool: Host, given: dict[str, Any], running: TrackedRequest) -> Any:
-    if verb.name == "embed_iter" and isinstance(given["iterable"], AsyncIterable):  # needs an event loop
-        refuse("iterable", given["iterable"], "an iterable of str",
+    if verb.name == "embed_iter" and isinstance(given["texts"], AsyncIterable):  # needs an event loop
+        refuse("texts", given["texts"], "an iterable of str",
                hint="mpool.aio.embed_iter accepts asynchronous iterables")
     validated, call, stream = _begin(verb, pool, given)
 
