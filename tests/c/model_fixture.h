@@ -188,7 +188,11 @@ typedef struct tiny_kind {
     void (*more)(tiny_file *file); /* adds further keys and tensors, or NULL */
 } tiny_kind;
 
-static inline uint32_t tiny_flags(const tiny_kind *kind) { return mp_arch_find(kind->arch)->flags | kind->flags; }
+/* The flags of the decoder. A vision row has those of its image network; its decoder has none that concern tensors. */
+static inline uint32_t tiny_flags(const tiny_kind *kind) {
+    const mp_arch *arch = mp_arch_find(kind->arch);
+    return (arch->capability == MP_TEXT_TO_TEXT ? arch->flags : 0) | kind->flags;
+}
 
 static inline void tiny_arch_int(mp_spec *spec, const char *arch, const char *key, int64_t value) {
     char name[96];

@@ -65,6 +65,9 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         MP_TRY(mp_builder_vector(builder, &experts->correction, name, shape->count, error));
     else if (mp_weights_has(builder->weights, name))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
+    snprintf(name, sizeof name, "blk.%d.ffn_exps.bias", shape->layer);
+    if (shape->sum_biased)
+        MP_TRY(mp_builder_vector(builder, &experts->bias, name, shape->hidden, error));
     if (!shape->plain)
         MP_TRY(mp_expert_matrix_init(&experts->gate, builder, shape->layer, "gate", shape->count, shape->ffn,
                                      shape->hidden, shape->biased, error));
@@ -502,7 +505,7 @@ static void gate_clamped(float limit, float *gate, const float *up, int64_t n) {
     }
 }
 
-/* y += scale * (w0 * y0 + w1 * y1 + ...). Every product and sum is rounded. Overwrites y0. */
+/* y += bias; y += scale * (w0 * y0 + w1 * y1 + ...). Every product and sum is rounded. Overwrites y0. */
 static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r, float scale, float *y) {
     const float *weight = s->weight + r * experts->used;
     const int32_t *entry = s->entry + r * experts->used;
@@ -515,6 +518,8 @@ static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r
         for (int64_t i = 0; i < hidden; i++)
             sum[i] += weight[j] * more[i];
     }
+    for (int64_t i = 0; experts->bias && i < hidden; i++)
+        y[i] += experts->bias[i];
     for (int64_t i = 0; i < hidden; i++)
         y[i] += scale * sum[i];
 }
@@ -594,5 +599,4 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)
         add_up(experts, &s, r, scale, y + r * hidden);
-    mp_team_barrier(thread);
 }

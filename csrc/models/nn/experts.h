@@ -32,6 +32,7 @@ typedef struct mp_experts {
     bool plain;          /* no gates: act(up) */
     mp_routing routing;
     float *correction;   /* [count] routing bias, or NULL */
+    float *bias;         /* [hidden] added to the sum of the outputs of a row's experts, or NULL */
     mp_act act;
     float clamp;         /* 0, or GPT-OSS's clamp: gates g are limited to <= clamp, ups u to +-clamp, and a unit is (u +
                           * 1) g sigmoid(1.702 g); `act` is then ignored */
@@ -46,6 +47,7 @@ typedef struct mp_experts_shape {
     int32_t count, used, hidden, ffn;
     mp_routing routing;
     bool biased, plain;
+    bool sum_biased; /* there is one bias of the sum of outputs: blk.{layer}.ffn_exps.bias */
     mp_act act;
     float clamp;
 } mp_experts_shape;
@@ -72,9 +74,9 @@ void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_le
 /* Scratch for a pass of M rows: shared by all threads, and private to each thread. */
 size_t mp_experts_scratch(const mp_experts *experts, int M);
 size_t mp_experts_thread_scratch(const mp_experts *experts);
-/* y [M, hidden] += scale * experts(x [M, hidden]). x must be complete. All threads of the region must call it, with the
+/* y [M, hidden] += bias + scale * experts(x [M, hidden]). x must be complete. All threads of the region must call it, with the
  * same arguments except `own`. Reports progress to the lease before each matrix, which the system may have to read from
- * a disk; NULL: reports nothing. Ends with a barrier. */
+ * a disk; NULL: reports nothing. Ends WITHOUT a barrier. */
 void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
                         void *scratch, void *own, mp_lease *lease, float *y);
 
