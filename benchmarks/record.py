@@ -245,8 +245,3 @@ def _contradictions(record: dict[str, Any]) -> list[str]:
         if {key: value for key, value in given.items() if key != "limit"} != computed[topic][measure][engine]:
             found.append(f"summary: {topic}, {measure}, {engine} does not follow from the turns")
     return found
-
-
-def all_records() -> list[Path]:
-    """Return the paths of the committed records."""
-    return sorted(RESULTS.glob("*.json"))
