@@ -20,8 +20,6 @@
 ``python -m benchmarks COMMAND --help`` lists the options of a command. ``benchmarks/README.md`` describes the method.
 """
 
-from __future__ import annotations
-
 import compileall
 import importlib
 import importlib.util

@@ -5,8 +5,6 @@ which the machine was in one state. A shape is a few blocks of a published trans
 tokens, or the published decoder. diffusers makes the seeded weights; ``--maker`` names an interpreter that has it.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

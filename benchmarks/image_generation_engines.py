@@ -6,8 +6,6 @@ decoder, with tiny networks around it. Rates depend on sizes only. mpool generat
 third of the difference between two images whose step counts differ by three.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

@@ -4,8 +4,6 @@ A record has every turn with the probes around it. Its summary follows from the 
 ``problems`` checks that it does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -6,8 +6,6 @@ table. ``plot`` also writes ``docs/_static/speed.svg``. ``--check`` writes nothi
 differs from what the records give.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import textwrap

@@ -6,8 +6,6 @@ which the machine was in one state. The shape is LLaVA 1.5 7B with four decoder 
 makes the weights; ``--maker`` names an interpreter that has it and torch.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

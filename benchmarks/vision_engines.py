@@ -4,8 +4,6 @@ The time to the first token is that of a completion of one token: preprocessing,
 question about the same image is measured too: mpool caches image embeddings, transformers does not.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mutants of C and Python sources: changes of one place, seldom equivalent to the program, each in one line."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

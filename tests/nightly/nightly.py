@@ -11,8 +11,6 @@
 them. The summary keeps the results of jobs that did not run this time, with their own date, commit and machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json
