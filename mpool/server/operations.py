@@ -31,10 +31,10 @@ from .errors import Refusal, refusal_of
 from .guard import header, may_be_browser, refusal_response
 from .models import ServedModel
 from .peers import user_of
-from .state import RunningRequest
+from .request_history import RunningRequest
 
 if TYPE_CHECKING:
-    from ..results import TokenLogprob, TopLogprob
+    from ..completions import TokenLogprob, TopLogprob
     from .guard import Scope
     from .state import State
 

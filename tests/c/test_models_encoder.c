@@ -312,7 +312,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, alone), MP_OUTCOME_DONE);
     MP_CHECK_INT(recent->hits, 0);
     MP_CHECK(recent->charged > MP_DEDUP_BYTES && recent->charged < 2 * MP_DEDUP_BYTES && recent->count == TEXTS);
-    MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), ((mp_encoder *)tiny.model)->charged + recent->charged);
+    MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), ((mp_encoder *)tiny.model)->store.charged + recent->charged);
     compute_each(&tiny, &all, 0, TEXTS, alone);
     MP_CHECK_INT(recent->hits, TEXTS);
 

@@ -288,6 +288,7 @@ MP_TEST(models_experts_in_one_tensor) {
     enum { LONG = MP_I8_MAX_INPUTS + 1 };
     mp_error error;
     mp_weights *weights;
+    mp_weight_store store = {0};
     mp_builder builder;
     mp_expert_matrix matrix;
     char path[512];
@@ -302,7 +303,7 @@ MP_TEST(models_experts_in_one_tensor) {
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     MP_CHECK_OK(mp_weights_open(file.spec, &weights, &error), &error);
-    mp_builder_init(&builder, weights, MP_COMPUTE_F32);
+    mp_builder_init(&builder, &store, weights, MP_COMPUTE_F32);
     check_slices(&builder, "gate", MP_EXPERT_COLUMNS, HIDDEN, 2 * FFN);
     check_slices(&builder, "up", MP_EXPERT_COLUMNS, HIDDEN, 2 * FFN);
     check_slices(&builder, "down", MP_EXPERT_ROWS, FFN, HIDDEN);
@@ -312,26 +313,27 @@ MP_TEST(models_experts_in_one_tensor) {
                         c ? MP_UNSUPPORTED : MP_OK, &error);
         mp_expert_matrix_deinit(&matrix);
     }
-    mp_builder_deinit(&builder);
+    mp_weight_store_deinit(&store);
     mp_weights_close(weights);
     mp_spec_unpin(file.spec);
     free(file.bytes);
 }
 
-/* The builder frees a matrix that it took, also if it refuses the matrix. */
+/* The store frees a matrix that it took, also if it refuses the matrix. */
 MP_TEST(models_refused_matrices_are_freed) {
     enum { LONG = MP_I8_MAX_INPUTS + 1 };
     mp_error error;
+    mp_weight_store store = {0};
     mp_builder builder;
     mp_linear linear = {0};
     const uint64_t before = mp_alloc_bytes(MP_TAG_MISC);
     mp_kernels_init();
-    mp_builder_init(&builder, NULL, MP_COMPUTE_I8);
+    mp_builder_init(&builder, &store, NULL, MP_COMPUTE_I8);
     float *matrix = mp_alloc_array(LONG, sizeof *matrix, MP_TAG_MISC);
     MP_CHECK(matrix && mp_alloc_bytes(MP_TAG_MISC) > before);
     MP_CHECK_STATUS(mp_builder_linear_taken(&builder, &linear, "t", matrix, 1, LONG, &error), MP_UNSUPPORTED, &error);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_MISC), before);
-    mp_builder_deinit(&builder);
+    mp_weight_store_deinit(&store);
 }
 
 /* Make the last expert's weights, at the end of the file, unreadable: the router never chooses this expert. */

@@ -152,7 +152,7 @@ static const char *weights_of(const tiny_model *tiny) {
     return mp_matrices_name(facts.weights);
 }
 
-static mp_stored *encoder_stored(const tiny_model *tiny) { return ((mp_encoder *)tiny->model)->stored; }
+static mp_stored *encoder_stored(const tiny_model *tiny) { return ((mp_encoder *)tiny->model)->store.stored; }
 
 static void load_encoder(tiny_model *tiny, const char *weights, mp_compute compute, int threads) {
     tiny_weights = weights;

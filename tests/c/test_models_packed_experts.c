@@ -20,7 +20,7 @@ static const tiny_kind kinds[] = {
     {.arch = "gpt_oss", .window = 80, .experts = EXPERTS, .biased = true},
 };
 
-static mp_packed_experts *experts_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->packed_experts; }
+static mp_packed_experts *experts_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->store.experts; }
 
 static void load(tiny_model *tiny, const tiny_kind *kind, int threads) {
     mp_error error;

@@ -95,7 +95,7 @@ static void start_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, cons
 static void load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char *pack_on_use_mb) {
     start_load(tiny, spec, compute, pack_on_use_mb, watched_madvise);
     if (strcmp(pack_on_use_mb, "0") == 0)
-        tiny_wait_until_fetched(((mp_decoder *)tiny->model)->stored);
+        tiny_wait_until_fetched(((mp_decoder *)tiny->model)->store.stored);
 }
 
 /* Every page was read at most once, and most were read: loads that read nothing would pass otherwise. */
@@ -207,8 +207,8 @@ MP_TEST(models_pages_of_copied_tensors_are_released) {
                 MP_FAIL("page %zu of `%s` was read %d times and %s", at, tensors[t].name, atomic_load(&uses[at]),
                         atomic_load(&closed_page[at]) ? "released" : "not released");
     }
-    mp_free(parts.builder.slab);
-    parts.builder.slab = NULL;
+    mp_free(parts.store.slab);
+    parts.store.slab = NULL;
     mp_sys_table = mp_sys_real;
     tiny_parts_close(&parts);
 }

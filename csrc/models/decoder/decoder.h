@@ -20,13 +20,8 @@ typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h);
 typedef struct mp_decoder {
     mp_model_base base;
     mp_weights *weights;
-    mp_budget *budget;
-    uint64_t charged; /* bytes taken from the budget */
-    uint8_t *slab;
+    mp_weight_store store;
     float *balance;    /* memory of the layers' `balance`, or NULL */
-    mp_stored *stored; /* parts of the slab that are not packed yet, or NULL */
-    mp_packed_experts *packed_experts; /* or NULL */
-    mp_expert_reads expert_reads;
     mp_adapters adapters;
     int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
     int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key); in the KV cache and in

@@ -216,9 +216,9 @@ static bool run_pass(draft_step *step) {
     rows.logits = mp_arena_take(&engine->arena, logits);
     mp_candidate *candidates = mp_arena_take(&engine->arena, sampling);
     mp_decoder_plan_pass(&pass, model, &engine->drafter.cache.kv, &rows, step->lease, &engine->arena);
-    const uint64_t packed = mp_packed_experts_begin(model->packed_experts, rows.M);
+    const uint64_t packed = mp_packed_experts_begin(model->store.experts, rows.M);
     mp_lease_run(step->lease, pass_body, &pass);
-    const bool kept = mp_packed_experts_end(model->packed_experts, packed);
+    const bool kept = mp_packed_experts_end(model->store.experts, packed);
     if (pass.stop)
         return false;
     finish_pass(step, &pass, candidates);

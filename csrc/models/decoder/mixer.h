@@ -60,7 +60,7 @@ extern const mp_mixer_ops mp_mixer_latent;    /* decoder/mla.c */
 
 struct mp_layer_reader {
     struct mp_decoder *model;
-    mp_builder *builder;
+    const mp_builder *builder;
     int index;         /* index of the layer */
     uint32_t flags;    /* flags of the row in archs.def */
     float norm_offset; /* added to the weights of norms */

@@ -49,7 +49,7 @@ mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *er
 }
 
 /* Adds k_b or v_b from a separate tensor [heads, N, K]: floats as stored, other types dequantised. */
-static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *name, int32_t heads, int64_t N,
+static mp_status add_whole(const mp_builder *builder, mp_linear *linear, const char *name, int32_t heads, int64_t N,
                            int64_t K, mp_error *error) {
     int64_t sizes[3] = {heads, N, K};
     mp_tensor all;
@@ -66,7 +66,7 @@ static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *n
 
 static mp_status read_halves(const mp_layer_reader *reader, mp_latent_projections *to, mp_error *error) {
     const mp_decoder *model = reader->model;
-    mp_builder *builder = reader->builder;
+    const mp_builder *builder = reader->builder;
     const mp_mla *latent = &model->latent;
     const int32_t stride = latent->plain + latent->value;
     char name[64], k_name[64], v_name[64];

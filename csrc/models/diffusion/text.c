@@ -18,7 +18,7 @@ static const text_names clip_names = {"layers",   "self_attn.q_proj", "self_attn
 static const text_names t5_names = {"block",    "attn.q",   "attn.k", "attn.v",    "attn.o",
                                     "ffn.wi_0", "ffn.wi_1", "ffn.wo", "attn_norm", "ffn_norm"};
 
-static mp_status read_norm(const mp_diff_encoder *e, mp_builder *builder, const char *prefix, const char *name,
+static mp_status read_norm(const mp_diff_encoder *e, const mp_builder *builder, const char *prefix, const char *name,
                            mp_norm *norm, mp_error *error) {
     const mp_norm like = {.n = e->hidden, .eps = e->eps, .root = e->t5};
     char full[MP_BUILDER_NAME];
@@ -26,8 +26,8 @@ static mp_status read_norm(const mp_diff_encoder *e, mp_builder *builder, const 
     return mp_norm_read(norm, builder, full, like, e->t5 ? MP_NORM_NO_BIAS : MP_NORM_BIAS, 0, error);
 }
 
-static mp_status build_end(const mp_diffusion *model, const mp_diff_encoder *e, const char *stage, mp_builder *builder,
-                           mp_text_end *end, mp_error *error) {
+static mp_status build_end(const mp_diffusion *model, const mp_diff_encoder *e, const char *stage,
+                           const mp_builder *builder, mp_text_end *end, mp_error *error) {
     char name[MP_BUILDER_NAME];
     MP_TRY(read_norm(e, builder, stage, "final_layer_norm", &end->norm, error));
     if (e->projection == 0)
@@ -36,8 +36,8 @@ static mp_status build_end(const mp_diffusion *model, const mp_diff_encoder *e, 
     return mp_diff_linear(model, builder, &end->projection, name, e->projection, e->hidden, error);
 }
 
-mp_status mp_text_build(const mp_diffusion *model, int which, int index, mp_builder *builder, mp_diff_block *block,
-                        mp_error *error) {
+mp_status mp_text_build(const mp_diffusion *model, int which, int index, const mp_builder *builder,
+                        mp_diff_block *block, mp_error *error) {
     const mp_diff_encoder *e = &model->encoder[which];
     const char *stage = mp_diff_stage_name(which);
     if (index == e->layers)

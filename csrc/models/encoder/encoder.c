@@ -74,7 +74,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, uns
 
 /* Bytes of a thread's scratch for unpacked weights, which come first. */
 static size_t panel_scratch(const mp_encoder *model) {
-    return mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0;
+    return mp_stored_left(model->store.stored) ? mp_arena_cost(model->store.stored->scratch) : 0;
 }
 
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs) {
@@ -215,11 +215,10 @@ static void add_experts(const pass *p, const mp_encoder_layer *layer, const floa
     float *const sum = p->rows.x, *const mixed = p->rows.mixed;
     if (x == sum)
         memcpy(mixed + p->row0 * n, x + p->row0 * n, (size_t)((p->row1 - p->row0) * n) * sizeof(float));
-    for (int64_t r = p->row0; r < p->row1 && layer->experts_bias; r++)
-        p->call->add(layer->experts_bias, n, sum + r * n);
     mp_row_meet(&p->context);
     mp_experts_forward(layer->experts, p->context.thread, mixed, p->rows.M, 1, p->context.acts, p->thread_scratch,
                        p->lease, sum);
+    mp_row_meet(&p->context);
 }
 
 /* Post-norm: norms follow the residual additions, so each sublayer reads the residual stream directly. */

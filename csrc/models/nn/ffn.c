@@ -46,7 +46,7 @@ static bool experts_add(const mp_row_context *context, const mp_ffn *ffn, const 
                         void *shared, void *own, const mp_residual *sum) {
     assert(!sum->scale && !(sum->after && sum->after->weight));
     mp_experts_forward(&ffn->experts, context->thread, in, M, scale, shared, own, context->lease, sum->x);
-    return true;
+    return mp_row_meet(context);
 }
 
 const mp_ffn_ops mp_ffn_experts = {experts_needs, experts_cost, experts_add};

@@ -70,7 +70,7 @@ def names(pool: mpool.Pool, bert: str, llama: str) -> None:
     """Names of models: given, replaced, taken away. Each call of this function uses its own."""
     name = f"name{len(pool._names.by_key)}"
     pool.register(name, bert, max_length=32)
-    pool.load(name, alias=name + "-alias", pin=True)
+    pool.load(name, name=name + "-alias", pin=True)
     pool.embed("a", name + "-alias")
     pool.swap(name, bert, max_length=48)
     assert pool.get(name).context_length == 48
@@ -87,7 +87,7 @@ def conversations(pool: mpool.Pool, bert: str, llama: str) -> None:
     messages = [{"role": "user", "content": "a"}]
     pool.chat(messages, llama, max_tokens=2, temperature=0)
     pool.chat(messages, llama, max_tokens=3, response_format={"type": "json_object"})
-    with tempfile.TemporaryDirectory() as folder, mpool.capture(folder) as capture:
+    with tempfile.TemporaryDirectory() as folder, mpool.debug.capture(folder) as capture:
         pool.generate("a", llama, max_tokens=2, capture=capture)
 
 
