@@ -1,8 +1,6 @@
 """Every option of a command reaches the library, and a command without options passes the documented defaults. The
 library is a recorder here; test_cli.py runs the commands with models."""
 
-from __future__ import annotations
-
 import io
 import math
 from pathlib import Path
@@ -43,7 +41,7 @@ class Recorder:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.key, self.config = "model", PoolConfig()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Lines that commands print, and what they pass on, with a library that returns known results."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -49,7 +47,7 @@ class Library:
     def __init__(self, **results: Any) -> None:
         self.results, self.calls = results, list[tuple[str, tuple[Any, ...], dict[str, Any]]]()
 
-    def __enter__(self) -> Library:
+    def __enter__(self) -> "Library":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,6 @@
 """``response_format``: completions that match a format by construction. The models are small and have random weights,
 so their unconstrained output is noise: a completion matches only because of the masks, at any temperature."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

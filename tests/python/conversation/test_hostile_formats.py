@@ -1,7 +1,5 @@
 """Formats of hostile clients: each would take gigabytes, minutes or the stack if this process compiled it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

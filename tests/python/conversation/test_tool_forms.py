@@ -1,7 +1,5 @@
 """Tool-call formats: recognition by the template, parsing of completions in chunks of any size, templates, grammars."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Small checkpoints with random weights write noise: their calls match the schemas only because the masks allow nothing
 else. Other models have output that is known by token; their completions are compared exactly."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

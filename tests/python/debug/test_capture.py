@@ -1,7 +1,5 @@
 """Captures: records of the layer outputs during generation, from the core to a file (mpool/tasks/captures.py)."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

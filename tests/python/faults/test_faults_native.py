@@ -1,8 +1,6 @@
 """A native call that never returns: its request ends at its deadline, other requests are served, /health names the
 starved threads, and the process exits within its grace."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import ctypes

@@ -1,7 +1,5 @@
 """Functions of parity tests below the public API: logits, greedy completions and hidden states by token ids."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import mpool

@@ -4,8 +4,6 @@ MPOOL_PEERS names a folder with checkouts, or parts of them: CONTRIBUTING.md lis
 differences, each with its reason; a case that differs and is not covered there fails the test. Each test prints counts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ and what the values of other keys do. This writes the outcomes again, after a re
     PYTHONPATH=tests/python/helpers python tests/python/models/test_bad_values.py
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """Readers of Hugging Face folders: the corpus of malformed and valid folders, and settings of encoders and decoders."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """Failures injected at lines of the Python layer, one at a time: imports, starts of threads, calls of the core and of
 the operating system, allocations. helpers/injection.py has the program that runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Sizes that the tokenizer files of an adversary may have: characters of control tokens, steps, lines, values, ids."""
 
-from __future__ import annotations
-
 import json
 import random
 import time
