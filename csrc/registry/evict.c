@@ -37,8 +37,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
 
 /* --- for other models --- */
 
-/* Must hold the lock. True if all workers wait for memory, and none of their requests holds any. If a request of another
- * model waited for them, two models could wait for each other: it has this one unloaded instead (mp_entry_displace). */
+/* Must hold the lock. True if all workers wait for memory, and none of their requests holds any. If a request of
+ * another model waited for them, two models could wait for each other: it has this one unloaded (mp_entry_displace). */
 static bool is_blocked(const mp_entry *entry) {
     mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
