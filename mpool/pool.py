@@ -748,7 +748,7 @@ class Pool(PoolVerbs):
             if self._callbacks:
                 _logging.wait_for_events(EVENT_SECONDS)
         for entry in self._names.entries():  # they and the pool refer to each other, and wait for a collection
-            entry.forget()
+            entry.forget(wait=False)
 
     def __enter__(self) -> Pool:
         return self

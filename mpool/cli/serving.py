@@ -79,6 +79,12 @@ def serve(arguments: argparse.Namespace) -> int:
     with pool:
         if arguments.draft is not None and len(models) != 1:
             raise InvalidArgument(param="draft", got=f"{len(models)} models", allowed="used with exactly one --model")
+        if arguments.draft is not None:  # its faults are errors before the model is read
+            try:
+                pool.get(arguments.draft, "text_to_text")
+            except MpoolError as error:
+                error.rename({"model": "draft"})
+                raise
         server = Serving(settings, pool, models, not arguments.only, arguments.compute,
                          adapters=arguments.adapter)
         if arguments.load or arguments.draft is not None:

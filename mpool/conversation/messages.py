@@ -92,14 +92,14 @@ def joined(messages: Any, checked: list[dict[str, Any]], images: list[Any]) -> l
         images: its images.
 
     Raises:
-        InvalidArgument: a message of the user has no content.
         Unsupported: the messages have images.
     """
     found = []
     for message, one in zip([{"content": messages}] if isinstance(messages, str) else messages, checked):
-        if images or message.get("content") is None and not one.get("tool_calls"):
+        if images:
             return check_messages(messages)  # raises the error of a language model
-        content = None if message.get("content") is None else "".join(part["text"] for part in one["content"])
+        content = None if message.get("content") is None and one.get("tool_calls") else \
+            "".join(part["text"] for part in one["content"])
         found.append({**one, "content": content})
     return found
 
@@ -161,8 +161,8 @@ def _content(where: str, message: Mapping[str, Any], role: str,
                 refuse(f"{where}.content[{at}]", part, 'a string or {"type": "text", "text": ...}')
             parts.append(text)
         content = "".join(parts)
-    if content is None and role == "assistant" and message.get("tool_calls"):
-        return None
+    if content is None and role == "assistant":  # a turn without text, as in the protocols of OpenAI and Ollama
+        return None if message.get("tool_calls") else ""
     if not isinstance(content, str):
         refuse(f"{where}.content", content, "a string, or a list of text parts")
     return content

@@ -96,8 +96,12 @@ def _place(name: str, path: object) -> str:
     if isinstance(path, str) and not os.path.exists(found):
         from ..models import HubRef, parse_reference
 
-        if "/" in found and isinstance(parse_reference(found), HubRef):
-            return found.strip()
+        try:
+            if "/" in found and isinstance(parse_reference(found), HubRef):
+                return found.strip()
+        except InvalidArgument as error:
+            error.rename({"model": f"adapters[{name!r}]"})
+            raise
     return os.path.abspath(found)
 
 

@@ -92,13 +92,13 @@ def check_content(conversation: Conversation, call: Call | None = None) -> None:
     Raises:
         InvalidArgument, LimitError, FileError: as :func:`prompt_of`.
     """
+    vision.check_images(conversation.images, conversation.allow_urls, call)
     messages, tools = conversation.messages, conversation.tools
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     for given in (messages, conversation.checked):  # the latter also have the values of JSON texts
         native_calls.converted(given, check_arguments, given, None if tools is None else tools.definitions,
                                conversation.variables)
-    vision.check_images(conversation.images, conversation.allow_urls, call)
 
 
 def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None,

@@ -479,7 +479,7 @@ def describe_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     path = given.pop("path")
     if not isinstance(path, (str, os.PathLike)):
         refuse("path", path, "a path", hint="mpool.vision accepts bytes, arrays and PIL images")
-    return _described(pool, Path(path), given, call)
+    return _described(pool, "path", Path(path), given, call)
 
 
 def describe_url(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -488,13 +488,23 @@ def describe_url(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
         refuse("url", url, "an http or https URL", hint="mpool.describe_image accepts a path")
     given.setdefault("allow_urls", True)
-    return _described(pool, url, given, call)
+    return _described(pool, "url", url, given, call)
 
 
-def _described(pool: Host, image: Any, given: dict[str, Any], call: Call) -> Validated:
+def _described(pool: Host, name: str, image: Any, given: dict[str, Any], call: Call) -> Validated:
+    """Return the request about one image, whose parameter is ``name``."""
     from .verbs import DESCRIBE
 
-    return vision(pool, {"images": image, "prompt": given.pop("query", DESCRIBE), **given}, call)
+    query, model = given.pop("query", DESCRIBE), given.pop("model", None)
+
+    def prepare(options: dict[str, Any]) -> TextRequest:
+        try:
+            return vision_request(pool, image, query, model, options, call)
+        except MpoolError as error:
+            error.rename({"images": name, "prompt": "query"})
+            raise
+
+    return _text(given, model, 0, True, "vision", prepare, True)
 
 
 def has_images(messages: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import caller_stacklevel, integer, one_of, real, refuse, shown
+from ..checks import caller_stacklevel, integer, one_of, real, refuse, shown, surrogate_of
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
 from ..host import native_calls
 from ..host.resources import typed
@@ -19,7 +19,7 @@ from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
 from .options import PLAIN, GenerateImageOptions
 from .streams import TicketStream
 from .text_to_text import errors_with_key
-from .vectors import MAX_CHARS, surrogate_of
+from .vectors import MAX_CHARS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

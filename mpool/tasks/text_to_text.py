@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import integer, one_of, refuse
+from ..checks import integer, one_of, refuse, surrogate_of
 from ..completions import (
     Choice,
     Chunk,
@@ -32,7 +32,7 @@ from ..runtime.logs import log
 from . import sampling
 from .options import PLAIN
 from .sampling import Sampling
-from .vectors import MAX_CHARS, surrogate_of
+from .vectors import MAX_CHARS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

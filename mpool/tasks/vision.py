@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import refuse
+from ..checks import refuse, surrogate_of
 from ..conversation.messages import NamedImage
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..host import native_calls
 from ..images.loading import check_image, convert_image
 from ..images.tiling import PlaceholderRun, tile_image
 from ..runtime import deadlines as _deadlines
-from .vectors import surrogate_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

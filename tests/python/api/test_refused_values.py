@@ -26,7 +26,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     # vectors
     *(("embed", "bert", {"inputs": value}, "inputs")
       for value in ({"x"}, iter(["x"]), None, 5, b"x", Path("x"), np.array(5), np.zeros((2, 2)), np.array(IDS),
-                    {"a": "x"})),
+                    {"a": "x"}, {"a": "x"}.keys(), np.array([IDS]))),
     *(("embed", "bert", {"inputs": value}, "inputs[0]") for value in (IDS, [["a", "b"]])),
     ("embed", "bert", {"inputs": ["x"], "precision": "uint8"}, "precision"),
     ("embed", "bert", {"inputs": "x", "on_error": "null", "precision": "binary"}, "on_error"),
