@@ -187,7 +187,7 @@ def test_options_of_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         def flush(self) -> None:
             """Do nothing."""
 
-    monkeypatch.setattr("mpool.tasks.captures.Capture", Capture)
+    monkeypatch.setattr("mpool.cli.capturing.Capture", Capture)
     command = ["capture", "-m", "x", "-p", "p", "-o", "a.jsonl"]
     _, _, options = last_call(monkeypatch, *command)
     assert options == {"temperature": 0, "parse_special": False, "capture": ("job", None)}

@@ -336,7 +336,7 @@ PLANTS = {
     "grammar": ("from mpool.conversation import grammar\ngrammar._Compiler._compile = endless",
                 "/v1/chat/completions", {"model": LLAVA, "messages": [{"role": "user", "content": "a"}],
                                          "response_format": {"type": "json_object"}}),
-    "first use": ("from mpool.runtime.entry import Entry\nEntry._make_tokenizer = endless",
+    "first use": ("from mpool.runtime.model_files import ModelFiles\nModelFiles._make_tokenizer = endless",
                   "/v1/embeddings", {"model": "bert", "input": "a"}),
 }
 

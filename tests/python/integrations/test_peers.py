@@ -72,7 +72,7 @@ class Schemas:
 
     def __init__(self, llama: Path, pool: mpool.Pool) -> None:
         self.pool, self.model = pool, pool.get(llama, "text_to_text")
-        self.tokenizer = self.model._entry.tokenizer()
+        self.tokenizer = self.model.tokenizer
         self.counts: Counter[str] = Counter()
         self.differ: dict[str, Counter[str]] = {"accepted": Counter(), "rejected": Counter()}
 
@@ -143,9 +143,9 @@ def read_completion(template: ChatTemplate, case: peerchats.Case) -> tuple[str, 
         why, text = reasoning.split(kind, case.text)
     if found is None:
         return why or "", text, []
-    parser = found.parser(str)
+    parser = found.parser(b"")
     text, _ = parser.feed(text, True)
-    return why or "", text, [(call.name, call.arguments) for call in tools.parsed_calls(parser)]
+    return why or "", text, [(call.name, call.arguments) for call in parser.results()]
 
 
 @pytest.mark.slow
