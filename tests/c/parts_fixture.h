@@ -3,7 +3,7 @@
 #define MP_PARTS_FIXTURE_H
 
 #include "model_fixture.h"
-#include "models/nn/linear.h"
+#include "models/nn/builder.h"
 
 typedef struct tiny_parts {
     tiny_file file;
@@ -12,6 +12,7 @@ typedef struct tiny_parts {
     mp_team *team;
     mp_lease lease;
     mp_budget budget;
+    mp_weight_store store;
     mp_builder builder;
 } tiny_parts;
 
@@ -33,7 +34,7 @@ static inline void tiny_parts_open(tiny_parts *parts, mp_compute compute, int th
     MP_CHECK_OK(mp_team_create(threads - 1, &parts->team, &error), &error);
     mp_team_lease(parts->team, threads, &parts->lease);
     MP_CHECK_OK(mp_weights_open(parts->file.spec, &parts->weights, &error), &error);
-    mp_builder_init(&parts->builder, parts->weights, compute);
+    mp_builder_init(&parts->builder, &parts->store, parts->weights, compute);
 }
 
 static inline void tiny_parts_finish(tiny_parts *parts) {
@@ -42,8 +43,7 @@ static inline void tiny_parts_finish(tiny_parts *parts) {
 }
 
 static inline void tiny_parts_close(tiny_parts *parts) {
-    mp_budget_give(&parts->budget, parts->builder.charged);
-    mp_builder_deinit(&parts->builder);
+    mp_weight_store_deinit(&parts->store);
     mp_weights_close(parts->weights);
     mp_team_return(&parts->lease);
     mp_team_destroy(parts->team);

@@ -171,7 +171,7 @@ MP_TEST(models_encoder_families_read_experts) {
         i++;
     make_texts(&all);
     tiny_load(&tiny, make_spec(&families[i]), MP_COMPUTE_F32, 1);
-    const mp_packed_experts *experts = ((const mp_encoder *)tiny.model)->packed_experts;
+    const mp_packed_experts *experts = ((const mp_encoder *)tiny.model)->store.experts;
     const uint64_t bytes = tiny.model->ops->bytes(tiny.model);
     MP_CHECK_INT(run(&tiny, &all, 2, 1, UINT64_MAX, before), MP_OUTCOME_DONE);
     const uint64_t kept = mp_packed_experts_bytes(experts);

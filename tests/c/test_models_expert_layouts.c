@@ -38,6 +38,7 @@ static void add_tensor(mp_spec *spec, const stored_tensor *from, uint64_t *used)
 typedef struct opened {
     mp_spec *spec;
     mp_weights *weights;
+    mp_weight_store store;
     mp_builder builder;
     mp_expert_matrix matrix;
 } opened;
@@ -50,21 +51,21 @@ static mp_status open_matrix(opened *o, const char *path, const stored_experts *
     for (int t = 0; t < MAX && row->tensors[t].name; t++)
         add_tensor(o->spec, &row->tensors[t], &used);
     MP_CHECK_OK(mp_weights_open(o->spec, &o->weights, error), error);
-    mp_builder_init(&o->builder, o->weights, MP_COMPUTE_F32);
+    mp_builder_init(&o->builder, &o->store, o->weights, MP_COMPUTE_F32);
     return mp_expert_matrix_init(&o->matrix, &o->builder, 0, row->part, COUNT, row->rows, row->columns, row->biased,
                                  error);
 }
 
 static void close_matrix(opened *o) {
     mp_expert_matrix_deinit(&o->matrix);
-    mp_builder_deinit(&o->builder);
+    mp_weight_store_deinit(&o->store);
     mp_weights_close(o->weights);
     mp_spec_unpin(o->spec);
 }
 
 static void check_experts(const stored_experts *row, const char *path) {
     mp_error error;
-    opened o;
+    opened o = {0};
     mp_status status = open_matrix(&o, path, row, &error);
     MP_CHECK_STATUS(status, row->status, &error);
     if (status != MP_OK)
@@ -171,7 +172,7 @@ MP_TEST(models_expert_layouts_join_codes_and_scales) {
             .tensors = {{PAIR "codes", MP_I8, 4, {COUNT, ALL_ROWS, BLOCKS, 16}},
                         {PAIR "scales", MP_I8, 3, {COUNT, ALL_ROWS, BLOCKS}}},
         };
-        opened o;
+        opened o = {0};
         _Static_assert(CODES % 64 == 0, "the scales follow the codes without a gap");
         MP_CHECK_OK(open_matrix(&o, path, &stored, &error), &error);
         for (int e = 0; e < COUNT; e++)
@@ -224,7 +225,7 @@ MP_TEST(models_expert_layouts_transpose_columns) {
             .columns = COLUMNS,
             .tensors = {{parts[i / 3].name, type, 3, {COUNT, COLUMNS, width}}},
         };
-        opened o;
+        opened o = {0};
         MP_CHECK_OK(open_matrix(&o, path, &stored, &error), &error);
         MP_CHECK_INT(mp_expert_bytes(&o.matrix), ROWS * COLUMNS * item);
         for (int e = 0; e < COUNT; e++) {

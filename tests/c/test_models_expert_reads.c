@@ -13,7 +13,7 @@
 
 enum { EXPERTS = 6, PROMPT = 40, ANSWER = 8 };
 static const mp_dtype types[] = {MP_Q8_0};
-static const tiny_kind moe = {.arch = "qwen3moe", .head_norms = true, .experts = EXPERTS};
+static const tiny_kind moe = {.arch = "qwen3moe", .experts = EXPERTS};
 
 static mp_model_facts facts_of(const tiny_model *tiny) {
     mp_model_facts facts;
@@ -268,7 +268,7 @@ MP_TEST(models_expert_reads_ask_ahead) {
     for (int missing = 1; missing >= 0; missing--) {
         atomic_store(&advised, 0);
         atomic_store(&resident_below, missing ? 0 : UINTPTR_MAX);
-        atomic_store(&decoder->expert_reads.thrashing, 1);
+        atomic_store(&decoder->store.reads.thrashing, 1);
         MP_CHECK(run(&tiny, PROMPT) == expected);
         const int asked = advice_given(MADV_WILLNEED), dropped = advice_given(MADV_PAGEOUT);
         if (missing) { /* two experts of three matrices per layer and token */
@@ -359,11 +359,11 @@ MP_TEST(models_expert_reads_of_tokens) {
     for (int i = 0; i < 20; i++) { /* as after a load: no use counts */
         for (int l = 0; l < TINY_LAYERS; l++)
             memset((void *)mp_layer_ffn(&decoder->layers[l], 0)->experts.uses->seen, 0, EXPERTS);
-        const uint32_t uses = atomic_load(&decoder->expert_reads.uses);
+        const uint32_t uses = atomic_load(&decoder->store.reads.uses);
         run(&tiny, 1 + i);
         if (i == 0)
-            MP_CHECK(atomic_load(&decoder->expert_reads.uses) - uses < ANSWER * TINY_LAYERS);
-        atomic_store(&decoder->expert_reads.missed, 0);
+            MP_CHECK(atomic_load(&decoder->store.reads.uses) - uses < ANSWER * TINY_LAYERS);
+        atomic_store(&decoder->store.reads.missed, 0);
     }
     MP_CHECK(!facts_of(&tiny).thrashing);
     atomic_store(&resident_below, 0);

@@ -288,6 +288,7 @@ MP_TEST(models_experts_in_one_tensor) {
     enum { LONG = MP_I8_MAX_INPUTS + 1 };
     mp_error error;
     mp_weights *weights;
+    mp_weight_store store = {0};
     mp_builder builder;
     mp_expert_matrix matrix;
     char path[512];
@@ -302,7 +303,7 @@ MP_TEST(models_experts_in_one_tensor) {
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     MP_CHECK_OK(mp_weights_open(file.spec, &weights, &error), &error);
-    mp_builder_init(&builder, weights, MP_COMPUTE_F32);
+    mp_builder_init(&builder, &store, weights, MP_COMPUTE_F32);
     check_slices(&builder, "gate", MP_EXPERT_COLUMNS, HIDDEN, 2 * FFN);
     check_slices(&builder, "up", MP_EXPERT_COLUMNS, HIDDEN, 2 * FFN);
     check_slices(&builder, "down", MP_EXPERT_ROWS, FFN, HIDDEN);
@@ -312,26 +313,27 @@ MP_TEST(models_experts_in_one_tensor) {
                         c ? MP_UNSUPPORTED : MP_OK, &error);
         mp_expert_matrix_deinit(&matrix);
     }
-    mp_builder_deinit(&builder);
+    mp_weight_store_deinit(&store);
     mp_weights_close(weights);
     mp_spec_unpin(file.spec);
     free(file.bytes);
 }
 
-/* The builder frees a matrix that it took, also if it refuses the matrix. */
+/* The store frees a matrix that it took, also if it refuses the matrix. */
 MP_TEST(models_refused_matrices_are_freed) {
     enum { LONG = MP_I8_MAX_INPUTS + 1 };
     mp_error error;
+    mp_weight_store store = {0};
     mp_builder builder;
     mp_linear linear = {0};
     const uint64_t before = mp_alloc_bytes(MP_TAG_MISC);
     mp_kernels_init();
-    mp_builder_init(&builder, NULL, MP_COMPUTE_I8);
+    mp_builder_init(&builder, &store, NULL, MP_COMPUTE_I8);
     float *matrix = mp_alloc_array(LONG, sizeof *matrix, MP_TAG_MISC);
     MP_CHECK(matrix && mp_alloc_bytes(MP_TAG_MISC) > before);
     MP_CHECK_STATUS(mp_builder_linear_taken(&builder, &linear, "t", matrix, 1, LONG, &error), MP_UNSUPPORTED, &error);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_MISC), before);
-    mp_builder_deinit(&builder);
+    mp_weight_store_deinit(&store);
 }
 
 /* Make the last expert's weights, at the end of the file, unreadable: the router never chooses this expert. */
@@ -358,7 +360,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     mp_file_map_init();
     for (int i = 0; i < 70; i++)
         prompt[i] = i * 7 % TINY_VOCAB;
-    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .experts = 6,
                                                        .rest = &rest}, types, 1, 77, -1), MP_COMPUTE_AUTO, 1);
     /* Use one thread: with more, TSan would report the fault handler's page mapping as a racing write. */
     snprintf(path, sizeof path, "%s/tiny-77.bin", mp_test_directory());
@@ -391,8 +393,8 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
 MP_TEST(models_experts_with_nan_in_the_router_fail_the_request) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const int32_t prompt[] = {3, 1, 4, 1, 5};
-    static const tiny_kind kinds[] = {{.arch = "qwen3moe", .head_norms = true, .experts = 6},
-                                      {.arch = "deepseek2", .experts = 6, .latents = true}};
+    static const tiny_kind kinds[] = {{.arch = "qwen3moe", .experts = 6},
+                                      {.arch = "deepseek2", .experts = 6}};
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         tiny_model tiny;
         tiny_job job;
@@ -426,7 +428,7 @@ MP_TEST(models_experts_of_a_changed_file_fail) {
     char path[512];
     tiny_model tiny;
     tiny_job job;
-    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .experts = 6,
                                                        .rest = &rest}, types, 1, 78, -1), MP_COMPUTE_AUTO, 1);
     snprintf(path, sizeof path, "%s/tiny-78.bin", mp_test_directory());
     mp_text_args args = {.n_prompt = 5, .prompt = prompt, .n_choices = 1,

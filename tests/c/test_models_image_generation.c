@@ -367,6 +367,7 @@ MP_TEST_SECONDS(models_image_generation_survives_refused_memory, 300) {
 typedef struct layers {
     mp_spec *spec;
     mp_weights *weights;
+    mp_weight_store store;
     mp_builder builder;
     mp_budget budget;
     mp_conv conv;
@@ -395,7 +396,7 @@ static void load_layers(layers *l, int size) {
     MP_CHECK_OK(mp_team_create(0, &team, &error), &error);
     mp_team_lease(team, 1, &lease);
     MP_CHECK_OK(mp_weights_open(l->spec, &l->weights, &error), &error);
-    mp_builder_init(&l->builder, l->weights, MP_COMPUTE_F32);
+    mp_builder_init(&l->builder, &l->store, l->weights, MP_COMPUTE_F32);
     MP_CHECK_OK(mp_conv_build(&l->conv, &l->builder, "x.conv", IN, OUT, size, &error), &error);
     MP_CHECK_OK(mp_group_norm_build(&l->norm, &l->builder, "x.norm", NORMED, GROUPS, 1e-4f, &error), &error);
     MP_CHECK_OK(mp_builder_finish(&l->builder, &lease, &l->budget, NULL, &error), &error);
@@ -404,7 +405,7 @@ static void load_layers(layers *l, int size) {
 }
 
 static void unload_layers(layers *l) {
-    mp_builder_deinit(&l->builder);
+    mp_weight_store_deinit(&l->store);
     mp_weights_close(l->weights);
     mp_spec_unpin(l->spec);
 }

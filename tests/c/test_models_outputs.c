@@ -603,7 +603,7 @@ MP_TEST(models_outputs_of_corrupted_weights_fail) {
     MP_CHECK_OK(mp_options_init(&error), &error);
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
     compute_all(&tiny);
-    mp_stored *stored = ((mp_encoder *)tiny.model)->stored;
+    mp_stored *stored = ((mp_encoder *)tiny.model)->store.stored;
     MP_CHECK(mp_stored_left(stored));
     tiny_wait_until_fetched(stored);
     stored->keep_ns = stored->keep_row_ns = UINT64_MAX / 4;

@@ -95,7 +95,7 @@ static void start_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, cons
 static void load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char *pack_on_use_mb) {
     start_load(tiny, spec, compute, pack_on_use_mb, watched_madvise);
     if (strcmp(pack_on_use_mb, "0") == 0)
-        tiny_wait_until_fetched(((mp_decoder *)tiny->model)->stored);
+        tiny_wait_until_fetched(((mp_decoder *)tiny->model)->store.stored);
 }
 
 /* Every page was read at most once, and most were read: loads that read nothing would pass otherwise. */
@@ -146,7 +146,7 @@ MP_TEST(models_pages_of_kept_experts_are_released) {
     tiny_job job;
     int32_t prompt[70];
     int checked = 0;
-    load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6}, quantised, 1,
+    load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .experts = 6}, quantised, 1,
                                      5, -1), MP_COMPUTE_AUTO, "1048576");
     for (int i = 0; i < 70; i++)
         prompt[i] = i * 7 % TINY_VOCAB;
@@ -207,8 +207,8 @@ MP_TEST(models_pages_of_copied_tensors_are_released) {
                 MP_FAIL("page %zu of `%s` was read %d times and %s", at, tensors[t].name, atomic_load(&uses[at]),
                         atomic_load(&closed_page[at]) ? "released" : "not released");
     }
-    mp_free(parts.builder.slab);
-    parts.builder.slab = NULL;
+    mp_free(parts.store.slab);
+    parts.store.slab = NULL;
     mp_sys_table = mp_sys_real;
     tiny_parts_close(&parts);
 }

@@ -22,7 +22,7 @@ static void pack_on_use(const char *mb) {
     MP_CHECK_OK(mp_options_init(&error), &error);
 }
 
-static mp_stored *stored_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->stored; }
+static mp_stored *stored_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->store.stored; }
 
 static void load(tiny_model *tiny, const char *mb, int threads, int32_t infinite) {
     pack_on_use(mb);

@@ -30,7 +30,7 @@ static inline bool mp_decoder_images_own(const char *name) {
 
 /* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision even on failure;
  * the caller destroys it. Leaves the builder with the compute type of the image network. */
-mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **vision,
+mp_status mp_vision_read(const mp_load_args *args, const mp_builder *builder, int32_t width, mp_vision **vision,
                          mp_error *error);
 void mp_vision_destroy(mp_vision *vision);
 /* Returns true if the image network computes in float32 only. */

@@ -62,10 +62,10 @@ mp_ffn *mp_layer_ffn(mp_decoder_layer *layer, int nth) {
 mp_status mp_reader_linear(const mp_layer_reader *reader, mp_linear *linear, const mp_reader_part *parts, int count,
                            int32_t K, float bias_scale, mp_error *error) {
     mp_decoder *model = reader->model;
-    mp_status status = MP_OK;
+    mp_builder builder = *reader->builder;
     bool biased = false;
     char name[64], bias[64];
-    reader->builder->bias_scale = bias_scale;
+    builder.bias_scale = bias_scale;
     for (int i = 0; i < count; i++) {
         snprintf(name, sizeof name, "blk.%d.%s.weight", reader->index, parts[i].name);
         snprintf(bias, sizeof bias, "blk.%d.%s.bias", reader->index, parts[i].name);
@@ -73,14 +73,12 @@ mp_status mp_reader_linear(const mp_layer_reader *reader, mp_linear *linear, con
         if (i == 0)
             biased = mp_weights_has(model->weights, bias);
         else if (!biased && mp_weights_has(model->weights, bias))
-            MP_TRY_GOTO(mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, bias,
-                                     "biases for all parts of a layer, or for none", "a bias for some parts"));
-        MP_TRY_GOTO(mp_builder_linear(reader->builder, linear, name, biased ? bias : NULL, parts[i].N, K, error));
-        MP_TRY_GOTO(mp_adapters_add(&model->adapters, reader->builder, linear, name, error));
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, bias,
+                                "biases for all parts of a layer, or for none", "a bias for some parts");
+        MP_TRY(mp_builder_linear(&builder, linear, name, biased ? bias : NULL, parts[i].N, K, error));
+        MP_TRY(mp_adapters_add(&model->adapters, &builder, linear, name, error));
     }
-cleanup:
-    reader->builder->bias_scale = 1;
-    return status;
+    return MP_OK;
 }
 
 /* OK if the file has no tensor `weight`. */
@@ -161,7 +159,7 @@ static mp_status read_norms(const mp_layer_reader *reader, mp_sublayer *sub, con
     const int32_t hidden = reader->model->hidden;
     const bool outputs = (reader->flags & MP_DECODER_OUTPUT_NORMS) != 0;
     sub->scale = reader->model->residual_scale;
-    MP_TRY(mp_reader_norm(reader, &sub->norm, norm, hidden, true, error));
+    MP_TRY(mp_reader_norm(reader, &sub->norm, norm, hidden, !(reader->flags & MP_DECODER_NO_INPUT_NORMS), error));
     MP_TRY(mp_reader_norm(reader, &sub->after, after, hidden, outputs, error));
     if (outputs && (sub->mixers + sub->ffns > 1 || (sub->ffns == 1 && sub->ffn[0]->ops == &mp_ffn_experts)))
         return mp_fail(error, MP_UNSUPPORTED, "layer %d has experts and a norm of their output, which mpool does not "
@@ -188,7 +186,7 @@ static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_decode
     return read_norms(reader, feeding, "ffn_norm", "post_ffw_norm", error);
 }
 
-mp_status mp_decoder_compose(mp_decoder *model, mp_builder *builder, const mp_load_args *args, float norm_offset,
+mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error) {
     bool dense[MP_DECODER_LAYERS];
     MP_TRY(read_dense_layers(model, args->spec, dense, error));

@@ -23,14 +23,13 @@ static void decoder_destroy(mp_model *base) {
         mp_rope_deinit(&model->rope[i]);
     for (int i = 0; model->layers && i < model->layer_count; i++)
         mp_layer_deinit(&model->layers[i]);
-    mp_stored_destroy(model->stored);
-    mp_packed_experts_destroy(model->packed_experts);
+    mp_weight_store_deinit(&model->store);
     mp_adapters_deinit(&model->adapters);
-    mp_free(model->slab);
     mp_free(model->layers);
+    mp_free(model->shapes);
+    mp_free(model->layer_shapes);
+    mp_free(model->stores);
     mp_free(model->balance);
-    if (model->budget)
-        mp_budget_give(model->budget, model->charged);
     mp_weights_close(model->weights);
     mp_free(model);
 }
@@ -39,19 +38,18 @@ static bool decoder_healthy(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
     if (model->draft && !decoder_healthy(&model->draft->base.base))
         return false;
-    return !mp_stored_corrupted(model->stored) && mp_weights_sound(model->weights);
+    return !mp_stored_corrupted(model->store.stored) && mp_weights_sound(model->weights);
 }
 
 static uint64_t decoder_bytes(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
-    return model->charged + mp_packed_experts_bytes(model->packed_experts) +
-           (model->draft ? decoder_bytes(&model->draft->base.base) : 0);
+    return mp_weight_store_bytes(&model->store) + (model->draft ? decoder_bytes(&model->draft->base.base) : 0);
 }
 
 static const mp_model_ops decoder_ops = {mp_decoder_engine, mp_decoder_check, decoder_healthy, decoder_bytes,
                                          decoder_destroy};
 
-static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_offset, mp_error *error) {
+static mp_status read_output(mp_decoder *model, const mp_builder *builder, float norm_offset, mp_error *error) {
     const mp_weights *weights = model->weights;
     int64_t any[2] = {-1, model->hidden};
     MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &model->tokens, error));
@@ -61,7 +59,7 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_
     model->vocab = (int32_t)model->tokens.shape[0];
     model->tied = !mp_weights_has(weights, "output.weight");
     if (!model->tied)
-        builder->parameters += mp_tensor_items(&model->tokens);
+        model->store.parameters += mp_tensor_items(&model->tokens);
     const mp_norm like = {.n = model->hidden, .eps = model->eps, .root = true};
     MP_TRY(mp_norm_read(&model->norm, builder, "output_norm", like, MP_NORM_NO_BIAS, norm_offset, error));
     return mp_builder_linear(builder, &model->head, model->tied ? "token_embd.weight" : "output.weight", NULL,
@@ -92,21 +90,21 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *
 static mp_status choose_kv_dtype(mp_decoder *model, const mp_spec *spec, bool floats, mp_error *error) {
     bool in_bytes;
     MP_TRY(mp_decoder_kv_in_bytes(spec, &in_bytes, error));
-    model->kv.dtype = mp_kv_dtype(floats, in_bytes);
+    model->kv = mp_kv_lay_out(model->stores, model->kv.count, mp_kv_dtype(floats, in_bytes));
     return model->kv.dtype == MP_I8 ? mp_decoder_balance(model, error) : MP_OK;
 }
 
 /* Sets the facts, and the speed that is assumed until a step is measured. `parameters` excludes those of an image
  * network. */
-static void set_facts(mp_decoder *model, const mp_builder *builder, const mp_block_cost *cost, int64_t parameters,
-                      const char *compute) {
+static void set_facts(mp_decoder *model, const mp_block_cost *cost, int64_t parameters, const char *compute) {
     enum { AROUND_LAYERS = 6 }; /* barriers before the first layer and after the last */
-    const uint64_t mapped = builder->mapped_bytes + cost->mapped;
+    const mp_weight_store *store = &model->store;
+    const uint64_t mapped = store->mapped_bytes + cost->mapped;
     model->barriers = cost->barriers + AROUND_LAYERS;
     /* a row takes 1 us, and 1 ns per 256 parameters */
     atomic_init(&model->row_ns, (uint64_t)(parameters - cost->idle) / 256 + 1000);
     /* weights are read at 20 GB/s */
-    atomic_init(&model->decode_ns, (builder->slab_bytes + builder->mapped_bytes) / 20 + 1);
+    atomic_init(&model->decode_ns, (store->slab_bytes + store->mapped_bytes) / 20 + 1);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
     model->base.facts = (mp_model_facts){
@@ -117,17 +115,17 @@ static void set_facts(mp_decoder *model, const mp_builder *builder, const mp_blo
         .vocab = model->vocab,
         .hidden_size = model->hidden,
         .layers = model->layer_count,
-        .parameters = builder->parameters,
-        .weight_bytes = (int64_t)(builder->slab_bytes + mapped),
+        .parameters = store->parameters,
+        .weight_bytes = (int64_t)(store->slab_bytes + mapped),
     };
-    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.unpacked);
-    mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
+    mp_stored_facts(store->stored, &model->base.facts.weights, &model->base.unpacked);
+    mp_experts_facts(store, &model->base);
 }
 
 mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model **out, mp_error *error) {
     mp_status status;
     double norm_offset = 0;
-    mp_builder builder = {0};
+    mp_builder builder;
     static const char latents[] = "blk.0.attn_kv_a_mqa.weight";
     mp_decoder *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
     if (!model)
@@ -141,13 +139,12 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
     }
     MP_TRY_GOTO(mp_decoder_read_hyper(model, args->spec, args->flags, error));
     MP_TRY_GOTO(mp_weights_check_biases(model->weights, "blk.", model->layer_count, error));
-    mp_builder_init(&builder, model->weights, args->compute);
+    mp_builder_init(&builder, &model->store, model->weights, args->compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
     builder.unpacked = MP_UNPACKED_EXACT;
     if (model->experts.count > 0)
-        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, &model->expert_reads,
-                                    error));
+        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, error));
     /* nonzero for model folders whose norms multiply by 1 + weight */
     MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
     MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));
@@ -162,18 +159,11 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
     MP_TRY_GOTO(mp_adapters_open(&model->adapters, args->spec, error));
     MP_TRY_GOTO(mp_decoder_compose(model, &builder, args, (float)norm_offset, error));
     MP_TRY_GOTO(mp_adapters_check(&model->adapters, args->spec, error));
-    builder.unpacked = MP_UNPACKED_NONE;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
-    const int64_t parameters = builder.parameters;
+    const int64_t parameters = model->store.parameters;
     if (images)
         MP_TRY_GOTO(mp_vision_read(args, &builder, model->hidden, &model->vision, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
-    model->slab = builder.slab;
-    model->charged = builder.charged;
-    model->budget = args->budget;
-    model->stored = builder.stored;
-    builder.slab = NULL;
-    builder.stored = NULL;
     if (builder.use == MP_WEIGHTS_PACKED)
         mp_decoder_pack_experts(model, args->lease, args->progress);
     MP_TRY_GOTO(mp_weights_check_poisoned(model->weights, error));
@@ -181,7 +171,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
     bool floats = cost.rounded == 0;
     MP_TRY_GOTO(choose_kv_dtype(model, args->spec, floats, error));
     floats = floats && (!images || mp_vision_is_float32(model->vision));
-    set_facts(model, &builder, &cost, parameters, floats ? "float32" : mp_compute_name(args->compute));
+    set_facts(model, &cost, parameters, floats ? "float32" : mp_compute_name(args->compute));
     if (mp_spec_draft(args->spec)) {
         MP_TRY_GOTO(mp_draft_model_load(args, &model->draft, error));
         model->base.facts.draft_bytes = model->draft->base.facts.weight_bytes;
@@ -189,7 +179,6 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
     *out = &model->base.base;
     model = NULL;
 cleanup:
-    mp_builder_deinit(&builder);
     decoder_destroy((mp_model *)model);
     return status;
 }

@@ -81,8 +81,7 @@ typedef struct mp_vae_block {
 
 typedef struct mp_diff_block {
     bool ready;
-    uint8_t *slab;
-    uint64_t charged;
+    mp_weight_store store;
     union {
         mp_transformer_layer text;
         mp_text_end text_end;
@@ -142,20 +141,21 @@ static inline const char *mp_diff_stage_name(int stage) {
 /* Returns the operations, in units of 10^9, of one pass of the transformer over `text_rows` and `image_rows` rows. */
 double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t image_rows);
 
-/* Register the tensors of block `index` of a stage with the builder. Checks names and shapes; reads no weights. */
-mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
+/* Add the tensors of block `index` of a stage to the block's store, and set the builder that finishes it. Checks names
+ * and shapes; reads no weights. */
+mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_diff_block *block, mp_builder *builder,
                         mp_error *error);
 /* mp_diff_build for one network: a text encoder, the transformer, the decoder. */
-mp_status mp_text_build(const mp_diffusion *model, int which, int index, mp_builder *builder, mp_diff_block *block,
-                        mp_error *error);
-mp_status mp_dit_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
+mp_status mp_text_build(const mp_diffusion *model, int which, int index, const mp_builder *builder,
+                        mp_diff_block *block, mp_error *error);
+mp_status mp_dit_build(const mp_diffusion *model, int index, const mp_builder *builder, mp_diff_block *block,
                        mp_error *error);
-mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
+mp_status mp_vae_build(const mp_diffusion *model, int index, const mp_builder *builder, mp_diff_block *block,
                        mp_error *error);
 /* Add one part to a linear layer: tensors `name`.weight [N, K] and, if present, `name`.bias, in the model's compute
  * type. */
-mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
-                         int32_t K, mp_error *error);
+mp_status mp_diff_linear(const mp_diffusion *model, const mp_builder *builder, mp_linear *linear, const char *name,
+                         int32_t N, int32_t K, mp_error *error);
 
 mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_diff_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,

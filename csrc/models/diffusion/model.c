@@ -302,11 +302,11 @@ static mp_status check_blocks(mp_diffusion *model, int64_t *parameters, mp_error
     for (int s = 0; s < MP_DIFF_STAGES; s++)
         for (int i = 0; i < model->block_count[s]; i++) {
             mp_diff_block block = {0};
-            mp_builder builder = {0};
-            mp_status status = mp_diff_build(model, s, i, &builder, &block, error);
-            model->stage_bytes[s] += builder.slab_bytes + MP_WMAT_SLACK;
-            *parameters += builder.parameters;
-            mp_builder_deinit(&builder);
+            mp_builder builder;
+            mp_status status = mp_diff_build(model, s, i, &block, &builder, error);
+            model->stage_bytes[s] += block.store.slab_bytes + MP_WMAT_SLACK;
+            *parameters += block.store.parameters;
+            mp_weight_store_deinit(&block.store);
             MP_TRY(status);
         }
     return MP_OK;

@@ -6,15 +6,16 @@
 
 #include "models/diffusion/diffusion.h"
 
-mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
-                         int32_t K, mp_error *error) {
+mp_status mp_diff_linear(const mp_diffusion *model, const mp_builder *builder, mp_linear *linear, const char *name,
+                         int32_t N, int32_t K, mp_error *error) {
     char weight[MP_BUILDER_NAME + 8], bias[MP_BUILDER_NAME];
     snprintf(weight, sizeof weight, "%s.weight", name);
     snprintf(bias, sizeof bias, "%s.bias", name);
     const mp_tensor_entry *entry = mp_spec_find_tensor(mp_weights_spec(model->weights), weight);
     bool quantised = entry && mp_dtype_get(entry->dtype)->items > 1;
-    builder->compute = quantised ? model->compute : mp_resolve_compute(model->compute);
-    return mp_builder_linear(builder, linear, weight, mp_weights_has(model->weights, bias) ? bias : NULL, N, K, error);
+    mp_builder own = *builder;
+    own.compute = quantised ? model->compute : mp_resolve_compute(model->compute);
+    return mp_builder_linear(&own, linear, weight, mp_weights_has(model->weights, bias) ? bias : NULL, N, K, error);
 }
 
 bool mp_diff_poll(mp_diff_thread *l) {

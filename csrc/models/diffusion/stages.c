@@ -8,9 +8,8 @@
 static void drop_stage(mp_diffusion_engine *engine, int stage) {
     for (int i = 0; engine->blocks[stage] && i < engine->model->block_count[stage]; i++) {
         mp_diff_block *block = &engine->blocks[stage][i];
-        mp_free(block->slab);
-        mp_budget_give(engine->budget, block->charged);
-        engine->weights -= block->charged;
+        engine->weights -= block->store.charged;
+        mp_weight_store_deinit(&block->store);
         *block = (mp_diff_block){0};
     }
 }
@@ -90,25 +89,23 @@ static mp_status ensure_block(mp_diffusion_engine *engine, int stage, int index,
         return MP_OK;
     if (index == 0)
         make_space(engine, stage);
-    mp_builder builder = {0};
+    mp_builder builder;
     mp_status status;
-    MP_TRY_GOTO(mp_diff_build(engine->model, stage, index, &builder, block, error));
+    MP_TRY_GOTO(mp_diff_build(engine->model, stage, index, block, &builder, error));
     mp_budget *budget = engine->budget;
-    if (!stage_take(engine, builder.slab_bytes + MP_WMAT_SLACK, stage)) {
-        status = mp_fail_memory(error, builder.slab_bytes, "the weights of a stage");
+    if (!stage_take(engine, block->store.slab_bytes + MP_WMAT_SLACK, stage)) {
+        status = mp_fail_memory(error, block->store.slab_bytes, "the weights of a stage");
         goto cleanup;
     }
-    mp_budget_give(budget, builder.slab_bytes + MP_WMAT_SLACK); /* mp_builder_finish charges these bytes again */
+    mp_budget_give(budget, block->store.slab_bytes + MP_WMAT_SLACK); /* mp_builder_finish charges these bytes again */
     MP_TRY_GOTO(mp_builder_finish(&builder, lease, budget, NULL, error));
-    block->slab = builder.slab;
-    block->charged = builder.charged;
     block->ready = true;
-    engine->weights += block->charged;
-    builder.slab = NULL;
+    engine->weights += block->store.charged;
 cleanup:
-    mp_builder_deinit(&builder);
-    if (status != MP_OK)
+    if (status != MP_OK) {
+        mp_weight_store_deinit(&block->store);
         *block = (mp_diff_block){0};
+    }
     return status;
 }
 

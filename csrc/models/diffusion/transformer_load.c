@@ -11,7 +11,7 @@ typedef struct matrix {
     int32_t N, K;
 } matrix;
 
-static mp_status add_all(const mp_diffusion *model, mp_builder *builder, const char *prefix, const matrix *list,
+static mp_status add_all(const mp_diffusion *model, const mp_builder *builder, const char *prefix, const matrix *list,
                          int count, mp_error *error) {
     char name[MP_BUILDER_NAME];
     for (int i = 0; i < count; i++) {
@@ -21,7 +21,7 @@ static mp_status add_all(const mp_diffusion *model, mp_builder *builder, const c
     return MP_OK;
 }
 
-static mp_status add_norms(const mp_diffusion *model, mp_builder *builder, const char *prefix, const char *q,
+static mp_status add_norms(const mp_diffusion *model, const mp_builder *builder, const char *prefix, const char *q,
                            const char *k, mp_norm *q_norm, mp_norm *k_norm, mp_error *error) {
     const mp_norm like = {.n = model->head_dim, .eps = MP_DIFF_EPS, .root = true};
     char name[MP_BUILDER_NAME];
@@ -33,7 +33,7 @@ static mp_status add_norms(const mp_diffusion *model, mp_builder *builder, const
     return mp_norm_read(k_norm, builder, name, like, MP_NORM_NO_BIAS, 0, error);
 }
 
-static mp_status build_joint(const mp_diffusion *model, int index, mp_builder *builder, mp_dit_joint *block,
+static mp_status build_joint(const mp_diffusion *model, int index, const mp_builder *builder, mp_dit_joint *block,
                              mp_error *error) {
     const int32_t H = model->hidden, F = 4 * H;
     mp_dit_side *p = &block->image, *t = &block->text;
@@ -74,7 +74,7 @@ static mp_status build_joint(const mp_diffusion *model, int index, mp_builder *b
     return add_norms(model, builder, prefix, ".norm_added_q", ".norm_added_k", &t->q_norm, &t->k_norm, error);
 }
 
-static mp_status build_single(const mp_diffusion *model, int index, mp_builder *builder, mp_dit_single *block,
+static mp_status build_single(const mp_diffusion *model, int index, const mp_builder *builder, mp_dit_single *block,
                               mp_error *error) {
     const int32_t H = model->hidden, F = 4 * H;
     char prefix[48];
@@ -89,7 +89,7 @@ static mp_status build_single(const mp_diffusion *model, int index, mp_builder *
     return add_norms(model, builder, prefix, ".norm_q", ".norm_k", &block->q_norm, &block->k_norm, error);
 }
 
-static mp_status build_ends(const mp_diffusion *model, mp_builder *builder, mp_dit_ends *ends, mp_error *error) {
+static mp_status build_ends(const mp_diffusion *model, const mp_builder *builder, mp_dit_ends *ends, mp_error *error) {
     const int32_t H = model->hidden, patch = MP_DIFF_PATCH * MP_DIFF_PATCH * model->channels;
     const matrix list[] = {{"x_embedder", &ends->rows, H, patch},
                            {"context_embedder", &ends->texts, H, model->text_width},
@@ -106,7 +106,7 @@ static mp_status build_ends(const mp_diffusion *model, mp_builder *builder, mp_d
     return model->guidance ? add_all(model, builder, "transformer.", guidance, 2, error) : MP_OK;
 }
 
-mp_status mp_dit_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
+mp_status mp_dit_build(const mp_diffusion *model, int index, const mp_builder *builder, mp_diff_block *block,
                        mp_error *error) {
     if (index == 0)
         return build_ends(model, builder, &block->as.ends, error);

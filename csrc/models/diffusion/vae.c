@@ -11,7 +11,7 @@ static const float EPS = 1e-6f;
 
 static size_t vae_floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
 
-mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
+mp_status mp_vae_build(const mp_diffusion *model, int index, const mp_builder *builder, mp_diff_block *block,
                        mp_error *error) {
     const mp_vae_op *op = &model->ops[index];
     mp_vae_block *b = &block->as.vae;

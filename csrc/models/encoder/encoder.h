@@ -9,15 +9,12 @@
 #include "models/encoder/latent_attention.h"
 #include "models/nn/adapter.h"
 #include "models/nn/embedding.h"
-#include "models/nn/experts.h"
 #include "models/nn/pooling.h"
 #include "models/nn/transformer.h"
 
 typedef struct mp_encoder_layer {
     mp_transformer_layer base; /* MP_ENCODER_POST_NORM: norms follow the residual additions. q_norm, k_norm: [head_dim];
                                 * with MP_ENCODER_QUERY_NORMS, one norm over all heads */
-    mp_experts *experts;       /* used instead of base.mlp, or NULL */
-    float *experts_bias;       /* [hidden] added to the experts' sum, or NULL */
     mp_norm input_norm;        /* MP_ENCODER_INPUT_TWICE: [hidden] norm of the sum of the attention sublayer's result
                                 * and the layer's input */
     mp_relative_layer relative; /* MP_ENCODER_DISENTANGLED */
@@ -27,9 +24,8 @@ typedef struct mp_encoder {
     mp_model_base base;
     mp_weights *weights;
     mp_budget *budget;
-    uint64_t charged; /* bytes charged to the budget */
-    uint8_t *slab;
-    mp_stored *stored; /* matrices that are not packed yet, or NULL */
+    mp_weight_store store;
+    uint64_t charged; /* bytes charged to the budget, besides those of the store */
     uint32_t flags; /* MP_ENCODER_* */
     mp_compute compute;
     int32_t hidden, ffn, layer_count, vocab, context;
@@ -38,8 +34,6 @@ typedef struct mp_encoder {
     mp_attention attention;
     int32_t q_width, kv_width, qkv_width; /* columns of the queries of all heads; of the keys; of queries, keys and
                                            * values together */
-    mp_packed_experts *packed_experts;    /* or NULL */
-    mp_expert_reads expert_reads;
     int32_t experts, experts_used;        /* 0: no experts */
     int32_t experts_every;                /* layers 1, 1 + experts_every, ... have experts */
     mp_routing routing;

@@ -7,7 +7,7 @@
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-mp_status mp_row_head_init(mp_row_head *head, mp_builder *builder, int32_t hidden, mp_error *error) {
+mp_status mp_row_head_init(mp_row_head *head, const mp_builder *builder, int32_t hidden, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     bool no = false;
     *head = (mp_row_head){0};
@@ -36,7 +36,7 @@ static mp_status read_skipped(mp_sparse_head *head, const mp_spec *spec, mp_erro
     return MP_OK;
 }
 
-static mp_status read_output(mp_sparse_head *head, mp_builder *builder, mp_error *error) {
+static mp_status read_output(mp_sparse_head *head, const mp_builder *builder, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     const char *own = "sparse_output.weight", *bias = "sparse_output.bias";
     const bool tied = !mp_weights_has(builder->weights, own);
@@ -48,18 +48,14 @@ static mp_status read_output(mp_sparse_head *head, mp_builder *builder, mp_error
     head->logs = (int)logs;
     /* Pack this matrix at load, unless no matrix is ever packed: requests for other outputs do not use it, so packing
      * on use might never be complete. */
-    const mp_unpacked before = builder->unpacked;
-    builder->unpacked = builder->use == MP_WEIGHTS_MAPPED ? MP_UNPACKED_ENCODER : MP_UNPACKED_NONE;
-    mp_status status = mp_builder_linear(builder, &head->output, tied ? "token_embd.weight" : own,
-                                         mp_weights_has(builder->weights, bias) ? bias : NULL, head->vocab,
-                                         head->chain.out, error);
-    builder->unpacked = before;
-    if (tied) /* already counted as the token table */
-        builder->parameters -= (int64_t)head->vocab * head->chain.out;
-    return status;
+    mp_builder output = *builder;
+    output.unpacked = builder->use == MP_WEIGHTS_MAPPED ? MP_UNPACKED_ENCODER : MP_UNPACKED_NONE;
+    output.uncounted = tied; /* counted as the token table */
+    return mp_builder_linear(&output, &head->output, tied ? "token_embd.weight" : own,
+                             mp_weights_has(builder->weights, bias) ? bias : NULL, head->vocab, head->chain.out, error);
 }
 
-mp_status mp_sparse_head_init(mp_sparse_head *head, mp_builder *builder, int32_t hidden, int32_t vocab,
+mp_status mp_sparse_head_init(mp_sparse_head *head, const mp_builder *builder, int32_t hidden, int32_t vocab,
                               mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     const char *kind;

@@ -48,8 +48,8 @@ typedef struct mp_sparse_text {
  * ("vocabulary", "tokens"), mpool.sparse_count, mpool.sparse_sum, mpool.sparse_logs, mpool.sparse_skipped with the
  * tensors sparse.I, sparse_output.weight (default: token_embd.weight) and sparse_output.bias. The head must not move
  * until the builder has finished. */
-mp_status mp_row_head_init(mp_row_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
-mp_status mp_sparse_head_init(mp_sparse_head *head, mp_builder *builder, int32_t hidden, int32_t vocab,
+mp_status mp_row_head_init(mp_row_head *head, const mp_builder *builder, int32_t hidden, mp_error *error);
+mp_status mp_sparse_head_init(mp_sparse_head *head, const mp_builder *builder, int32_t hidden, int32_t vocab,
                               mp_error *error);
 /* Floats of a thread's scratch for the chain of either head. */
 size_t mp_heads_scratch(const mp_row_head *rows, const mp_sparse_head *sparse);

@@ -129,7 +129,7 @@ static mp_status read_sizes(mp_latent_attention *latent, const mp_spec *spec, in
     return MP_OK;
 }
 
-mp_status mp_latent_attention_init(mp_latent_attention *latent, mp_builder *builder, int32_t hidden, bool ready,
+mp_status mp_latent_attention_init(mp_latent_attention *latent, const mp_builder *builder, int32_t hidden, bool ready,
                                    mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_error *error) {
     const mp_weights *weights = builder->weights;
     const int64_t D = hidden;

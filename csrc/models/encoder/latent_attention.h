@@ -25,7 +25,7 @@ typedef struct mp_latent_attention {
 /* Reads mpool.latent_* and the tensors latent.*, multiplies on the lease's threads, and registers the products with the
  * builder. If `ready`, the packed weights exist already and nothing is multiplied. `latent` must not move until the
  * builder has finished. */
-mp_status mp_latent_attention_init(mp_latent_attention *latent, mp_builder *builder, int32_t hidden, bool ready,
+mp_status mp_latent_attention_init(mp_latent_attention *latent, const mp_builder *builder, int32_t hidden, bool ready,
                                    mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_error *error);
 /* Call after the builder has finished or was abandoned. Frees the unpacked matrices. */
 void mp_latent_attention_free_unpacked(mp_latent_attention *latent, mp_budget *budget);

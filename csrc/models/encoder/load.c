@@ -13,8 +13,7 @@ static void encoder_destroy(mp_model *base) {
     mp_encoder *model = (mp_encoder *)base;
     if (!model)
         return;
-    mp_stored_destroy(model->stored);
-    mp_free(model->slab);
+    mp_weight_store_deinit(&model->store);
     mp_free(model->embedding.types);
     mp_free(model->position_bias);
     mp_relative_deinit(&model->relative);
@@ -22,14 +21,10 @@ static void encoder_destroy(mp_model *base) {
     mp_rope_deinit(&model->rope[0]);
     mp_rope_deinit(&model->rope[1]);
     for (int i = 0; model->layers && i < model->layer_count; i++)
-        if (model->layers[i].experts) {
-            mp_experts_deinit(model->layers[i].experts);
-            mp_free(model->layers[i].experts);
-        }
+        mp_ffn_deinit(&model->layers[i].base.ffn);
     mp_free(model->layers);
     mp_adapters_deinit(&model->adapters);
     mp_free(model->order);
-    mp_packed_experts_destroy(model->packed_experts);
     mp_recent_deinit(&model->recent);
     if (model->budget)
         mp_budget_give(model->budget, model->charged);
@@ -39,12 +34,12 @@ static void encoder_destroy(mp_model *base) {
 
 static bool encoder_healthy(const mp_model *base) {
     const mp_encoder *model = (const mp_encoder *)base;
-    return !mp_stored_corrupted(model->stored) && mp_weights_sound(model->weights);
+    return !mp_stored_corrupted(model->store.stored) && mp_weights_sound(model->weights);
 }
 
 static uint64_t encoder_bytes(const mp_model *base) {
     const mp_encoder *model = (const mp_encoder *)base;
-    return model->charged + mp_packed_experts_bytes(model->packed_experts) +
+    return model->charged + mp_weight_store_bytes(&model->store) +
            atomic_load_explicit(&model->recent.charged, memory_order_relaxed);
 }
 
@@ -167,8 +162,8 @@ static mp_status read_windows(mp_encoder *model, const mp_spec *spec, mp_error *
 }
 
 /* Read a norm of n values. Unless `needed`, the tensor may be missing. */
-static mp_status read_norm(const mp_encoder *model, mp_builder *builder, mp_norm *norm, const char *name, int32_t n,
-                           bool needed, mp_error *error) {
+static mp_status read_norm(const mp_encoder *model, const mp_builder *builder, mp_norm *norm, const char *name,
+                           int32_t n, bool needed, mp_error *error) {
     const mp_norm like = {.n = n, .eps = model->eps, .root = model->flags & MP_ENCODER_RMS_NORM};
     char weight[64];
     double offset = 0; /* Gemma checkpoints store the weight minus 1 */
@@ -179,7 +174,7 @@ static mp_status read_norm(const mp_encoder *model, mp_builder *builder, mp_norm
     return mp_norm_read(norm, builder, name, like, MP_NORM_BIAS_IF_THERE, (float)offset, error);
 }
 
-static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_budget *budget, mp_error *error) {
+static mp_status read_embeddings(mp_encoder *model, const mp_builder *builder, mp_budget *budget, mp_error *error) {
     const mp_weights *weights = model->weights;
     mp_embedding *embedding = &model->embedding;
     const int32_t n = embedding->n;
@@ -189,12 +184,12 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_budg
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "token_embd.weight",
                             "at most 16,777,216 rows", "%lld", (long long)embedding->tokens.shape[0]);
     model->vocab = (int32_t)embedding->tokens.shape[0];
-    builder->parameters += mp_tensor_items(&embedding->tokens);
+    model->store.parameters += mp_tensor_items(&embedding->tokens);
     /* a model with disentangled attention need not have a position table */
     if (model->flags & MP_ENCODER_LEARNED_POSITIONS ||
         (model->flags & MP_ENCODER_DISENTANGLED && mp_weights_has(weights, "position_embd.weight"))) {
         MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &embedding->positions, error));
-        builder->parameters += mp_tensor_items(&embedding->positions);
+        model->store.parameters += mp_tensor_items(&embedding->positions);
     }
     /* GGUF files may omit the token-type table if it was folded into the other embeddings */
     if (model->flags & MP_ENCODER_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
@@ -207,7 +202,7 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_budg
             return mp_fail_memory(error, bytes, "the token types");
         for (int32_t t = 0; t < model->token_types; t++)
             mp_dequantize_row(types.dtype, mp_tensor_row(&types, t), n, embedding->types + (int64_t)t * n);
-        builder->parameters += mp_tensor_items(&types);
+        model->store.parameters += mp_tensor_items(&types);
         type_rows = types.shape[0];
     }
     MP_TRY(mp_adapters_add_embedding(&model->adapters, weights, embedding, type_rows, model->token_types, budget,
@@ -225,12 +220,11 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_budg
                      : read_norm(model, builder, &model->output_norm, "output_norm", model->hidden, true, error);
 }
 
-static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder_layer *whole, int index,
+static mp_status read_linears(mp_encoder *model, const mp_builder *builder, mp_transformer_layer *layer, int index,
                               mp_error *error) {
-    mp_transformer_layer *layer = &whole->base;
-    mp_mlp *mlp = &layer->mlp;
+    mp_mlp *mlp = &layer->ffn.mlp;
     const int32_t hidden = model->hidden, ffn = model->ffn, q = model->q_width, kv = model->kv_width;
-    const bool gated = model->flags & MP_ENCODER_GATED;
+    const bool gated = model->flags & MP_ENCODER_GATED, dense = layer->ffn.ops == &mp_ffn_dense;
     const struct {
         const char *name;
         mp_linear *linear;
@@ -239,9 +233,9 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
                    {"attn_k", &layer->qkv, kv, hidden},
                    {"attn_v", &layer->qkv, kv, hidden},
                    {"attn_output", &layer->out, hidden, q},
-                   {"ffn_gate", &mlp->up, gated && !whole->experts ? ffn : 0, hidden},
-                   {"ffn_up", &mlp->up, whole->experts ? 0 : ffn, hidden},
-                   {"ffn_down", &mlp->down, whole->experts ? 0 : hidden, ffn}};
+                   {"ffn_gate", &mlp->up, gated && dense ? ffn : 0, hidden},
+                   {"ffn_up", &mlp->up, dense ? ffn : 0, hidden},
+                   {"ffn_down", &mlp->down, dense ? hidden : 0, ffn}};
     char name[64], bias[64];
     mlp->ffn = ffn;
     mlp->gated = gated;
@@ -261,15 +255,18 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
     return MP_OK;
 }
 
-/* Read the experts that replace a layer's MLP, if it has any: they have no gates, and one bias for all experts
- * together. */
-static mp_status read_layer_experts(mp_encoder *model, mp_builder *builder, mp_encoder_layer *layer, int index,
-                                    mp_error *error) {
+/* Choose the kind of a layer's feed-forward network, and read its experts, if it has any: they have no gates, and one
+ * bias for all experts together. */
+static mp_status read_ffn(mp_encoder *model, const mp_builder *builder, mp_ffn *ffn, int index, mp_error *error) {
     char bias[64];
-    if (model->experts == 0 || index % model->experts_every != 1)
+    const bool has_experts = model->experts > 0 && index % model->experts_every == 1;
+    ffn->ops = has_experts ? &mp_ffn_experts : &mp_ffn_dense;
+    if (!has_experts)
         return MP_OK;
-    if (!(layer->experts = mp_alloc_zeroed(sizeof *layer->experts, MP_TAG_WEIGHTS)))
-        return mp_fail_memory(error, sizeof *layer->experts, "a layer's experts");
+    if (model->flags & MP_ENCODER_OUTPUT_NORMS)
+        return mp_fail(error, MP_UNSUPPORTED, "layer %d has experts and a norm of their output, which mpool does not "
+                       "support together", index);
+    snprintf(bias, sizeof bias, "blk.%d.ffn_exps.bias", index);
     const mp_experts_shape shape = {
         .layer = index,
         .count = model->experts,
@@ -278,16 +275,13 @@ static mp_status read_layer_experts(mp_encoder *model, mp_builder *builder, mp_e
         .ffn = model->ffn,
         .routing = model->routing,
         .plain = true,
+        .output_bias = mp_weights_has(model->weights, bias),
         .act = model->act,
     };
-    MP_TRY(mp_experts_init(layer->experts, &shape, builder, error));
-    snprintf(bias, sizeof bias, "blk.%d.ffn_exps.bias", index);
-    return mp_weights_has(model->weights, bias)
-               ? mp_builder_vector(builder, &layer->experts_bias, bias, model->hidden, error)
-               : MP_OK;
+    return mp_experts_init(&ffn->experts, &shape, builder, error);
 }
 
-static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, mp_error *error) {
+static mp_status read_layer(mp_encoder *model, const mp_builder *builder, int index, mp_error *error) {
     mp_encoder_layer *whole = &model->layers[index];
     mp_transformer_layer *layer = &whole->base;
     const uint32_t flags = model->flags;
@@ -311,8 +305,8 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, m
                  {"attn_norm_2", &whole->input_norm, model->hidden, flags & MP_ENCODER_INPUT_TWICE, true},
                  {"post_attention_norm", &layer->attention_after, model->hidden, outputs, true},
                  {"post_ffw_norm", &layer->ffn_after, model->hidden, outputs, true}};
-    MP_TRY(read_layer_experts(model, builder, whole, index, error));
-    MP_TRY(read_linears(model, builder, whole, index, error));
+    MP_TRY(read_ffn(model, builder, &layer->ffn, index, error));
+    MP_TRY(read_linears(model, builder, layer, index, error));
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         char name[64];
         snprintf(name, sizeof name, "blk.%d.%s", index, norms[i].name);
@@ -370,7 +364,7 @@ static mp_compute compute_type_for(mp_compute asked, const mp_spec *spec) {
 
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {
     mp_status status;
-    mp_builder builder = {0};
+    mp_builder builder;
     mp_encoder *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
     if (!model)
         return mp_fail_memory(error, sizeof *model, "a model");
@@ -388,22 +382,21 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(read_ropes(model, args->spec, error));
     mp_compute compute = compute_type_for(args->compute, args->spec);
     model->compute = model->attention.compute = compute;
-    mp_builder_init(&builder, model->weights, compute);
+    mp_builder_init(&builder, &model->store, model->weights, compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
     if (model->experts > 0)
-        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, &model->expert_reads,
-                                    error));
+        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, error));
     MP_TRY_GOTO(read_embeddings(model, &builder, args->budget, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {
         status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
         goto cleanup;
     }
-    builder.unpacked = MP_UNPACKED_ENCODER;
+    mp_builder layers = builder;
+    layers.unpacked = MP_UNPACKED_ENCODER;
     for (int i = 0; i < model->layer_count; i++)
-        MP_TRY_GOTO(read_layer(model, &builder, i, error));
-    builder.unpacked = MP_UNPACKED_NONE;
+        MP_TRY_GOTO(read_layer(model, &layers, i, error));
     MP_TRY_GOTO(mp_adapters_check(&model->adapters, args->spec, error));
     MP_TRY_GOTO(read_windows(model, args->spec, error));
     if (model->flags & MP_ENCODER_LATENTS)
@@ -415,23 +408,18 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(mp_row_head_init(&model->row_head, &builder, model->hidden, error));
     MP_TRY_GOTO(mp_sparse_head_init(&model->sparse_head, &builder, model->hidden, model->vocab, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
-    model->slab = builder.slab;
-    model->charged += builder.charged;
-    model->stored = builder.stored;
-    builder.slab = NULL;
-    builder.stored = NULL;
-    for (int i = 0; i < model->layer_count && model->packed_experts && builder.use == MP_WEIGHTS_PACKED; i++)
-        if (model->layers[i].experts) {
-            mp_experts_pack(model->layers[i].experts, args->lease, args->budget);
+    for (int i = 0; i < model->layer_count && model->store.experts && builder.use == MP_WEIGHTS_PACKED; i++)
+        if (model->layers[i].base.ffn.ops == &mp_ffn_experts) {
+            mp_experts_pack(&model->layers[i].base.ffn.experts, args->lease, args->budget);
             mp_progress_part(args->progress, "packing", (uint64_t)i + 1, (uint64_t)model->layer_count);
         }
     MP_TRY_GOTO(mp_weights_check_poisoned(model->weights, error));
     MP_TRY_GOTO(make_position_bias(model, args->budget, error));
     if (model->flags & MP_ENCODER_DISENTANGLED)
-        MP_TRY_GOTO(mp_encoder_read_relative(model, args->lease, args->budget, args->progress, &builder.parameters,
+        MP_TRY_GOTO(mp_encoder_read_relative(model, args->lease, args->budget, args->progress, &model->store.parameters,
                                              error));
     /* a pass may use the weights of a layer several times: see `order` */
-    const uint64_t each = (uint64_t)builder.parameters / (uint64_t)model->layer_count;
+    const uint64_t each = (uint64_t)model->store.parameters / (uint64_t)model->layer_count;
     atomic_init(&model->token_ns, each * (uint64_t)model->depth / 64 + 100);
     model->base.speed[0] = &model->token_ns;
     model->base.facts = (mp_model_facts){
@@ -441,15 +429,14 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .hidden_size = model->hidden,
         .layers = model->depth,
         .output_size = model->pooled ? model->head.width : 0,
-        .parameters = builder.parameters,
-        .weight_bytes = (int64_t)(builder.slab_bytes + builder.mapped_bytes),
+        .parameters = model->store.parameters,
+        .weight_bytes = (int64_t)(model->store.slab_bytes + model->store.mapped_bytes),
     };
-    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.unpacked);
-    mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
+    mp_stored_facts(model->store.stored, &model->base.facts.weights, &model->base.unpacked);
+    mp_experts_facts(&model->store, &model->base);
     *out = &model->base.base;
     model = NULL;
 cleanup:
-    mp_builder_deinit(&builder);
     mp_latent_attention_free_unpacked(&loaded->latent, args->budget);
     encoder_destroy((mp_model *)model);
     return status;

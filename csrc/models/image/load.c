@@ -17,11 +17,9 @@ static void vit_destroy(mp_model *base) {
     mp_vit *model = (mp_vit *)base;
     if (!model)
         return;
-    mp_free(model->slab);
+    mp_weight_store_deinit(&model->store);
     mp_free(model->layers);
     mp_recent_deinit(&model->recent);
-    if (model->budget)
-        mp_budget_give(model->budget, model->charged);
     mp_weights_close(model->weights);
     mp_free(model);
 }
@@ -32,7 +30,7 @@ static bool vit_healthy(const mp_model *base) {
 
 static uint64_t vit_bytes(const mp_model *base) {
     const mp_vit *model = (const mp_vit *)base;
-    return model->charged + atomic_load_explicit(&model->recent.charged, memory_order_relaxed);
+    return mp_weight_store_bytes(&model->store) + atomic_load_explicit(&model->recent.charged, memory_order_relaxed);
 }
 
 static const mp_model_ops vit_ops = {mp_vit_engine, mp_vit_check, vit_healthy, vit_bytes, vit_destroy};
@@ -150,7 +148,7 @@ static void full_name(char *out, size_t size, int index, const char *name, const
         snprintf(out, size, "v.blk.%d.%s%s", index, name, end);
 }
 
-static mp_status add_linears(mp_builder *builder, int index, const named_linear *linears, size_t count,
+static mp_status add_linears(const mp_builder *builder, int index, const named_linear *linears, size_t count,
                              mp_error *error) {
     char name[64], bias[64];
     for (size_t i = 0; i < count; i++) {
@@ -163,7 +161,7 @@ static mp_status add_linears(mp_builder *builder, int index, const named_linear 
     return MP_OK;
 }
 
-static mp_status add_norm(const mp_vit *model, mp_builder *builder, int index, const char *name, mp_norm *norm,
+static mp_status add_norm(const mp_vit *model, const mp_builder *builder, int index, const char *name, mp_norm *norm,
                           mp_error *error) {
     const mp_norm like = {.n = model->hidden, .eps = model->eps, .root = model->root_norms};
     char full[64];
@@ -171,7 +169,7 @@ static mp_status add_norm(const mp_vit *model, mp_builder *builder, int index, c
     return mp_norm_read(norm, builder, full, like, model->root_norms ? MP_NORM_NO_BIAS : MP_NORM_BIAS, 0, error);
 }
 
-static mp_status add_vector(const mp_vit *model, mp_builder *builder, int index, const char *name, float **out,
+static mp_status add_vector(const mp_vit *model, const mp_builder *builder, int index, const char *name, float **out,
                             mp_error *error) {
     char full[64];
     full_name(full, sizeof full, index, name, "");
@@ -182,7 +180,7 @@ static mp_status add_vector(const mp_vit *model, mp_builder *builder, int index,
 
 /* Some files store the first matrix in two halves, one per frame. An image counts as two equal frames, so add the
  * halves. */
-static mp_status read_halves(mp_vit *model, mp_builder *builder, mp_error *error) {
+static mp_status read_halves(mp_vit *model, const mp_builder *builder, mp_error *error) {
     const int32_t inputs = MP_IMAGE_CHANNELS * model->patch * model->patch;
     const int64_t shape[2] = {model->hidden, inputs}, n = (int64_t)model->hidden * inputs;
     mp_tensor first, second;
@@ -203,7 +201,7 @@ static mp_status read_halves(mp_vit *model, mp_builder *builder, mp_error *error
     return mp_builder_linear_taken(builder, &model->patches, "v.patch_embd.weight", sum, model->hidden, inputs, error);
 }
 
-static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
+static mp_status read_embeddings(mp_vit *model, const mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
     const int32_t inputs = MP_IMAGE_CHANNELS * model->frames * model->patch * model->patch;
     const named_linear linears[] = {{"patch_embd", &model->patches, model->hidden, inputs}};
     if (model->axial && mp_weights_has(builder->weights, "v.patch_embd.weight.1"))
@@ -231,16 +229,18 @@ static void describe_mlp(const mp_vit *model, bool gated, mp_mlp *mlp) {
     mlp->act = model->act;
 }
 
-static mp_status read_layer(mp_vit *model, mp_builder *builder, int index, uint32_t flags, mp_error *error) {
+static mp_status read_layer(mp_vit *model, const mp_builder *builder, int index, uint32_t flags, mp_error *error) {
     mp_transformer_layer *layer = &model->layers[index].base;
     const int32_t hidden = model->hidden, ffn = model->ffn;
     const named_linear linears[] = {{"attn_q", &layer->qkv, hidden, hidden},
                                     {"attn_k", &layer->qkv, hidden, hidden},
                                     {"attn_v", &layer->qkv, hidden, hidden},
                                     {"attn_out", &layer->out, hidden, hidden},
-                                    {"ffn_down", &layer->mlp.down, hidden, ffn}};
-    const named_linear up[] = {{"ffn_gate", &layer->mlp.up, ffn, hidden}, {"ffn_up", &layer->mlp.up, ffn, hidden}};
-    describe_mlp(model, model->gated, &layer->mlp);
+                                    {"ffn_down", &layer->ffn.mlp.down, hidden, ffn}};
+    const named_linear up[] = {{"ffn_gate", &layer->ffn.mlp.up, ffn, hidden},
+                               {"ffn_up", &layer->ffn.mlp.up, ffn, hidden}};
+    layer->ffn.ops = &mp_ffn_dense;
+    describe_mlp(model, model->gated, &layer->ffn.mlp);
     MP_TRY(add_linears(builder, index, linears, COUNT(linears), error));
     MP_TRY(add_linears(builder, index, model->gated ? up : up + 1, model->gated ? 2 : 1, error));
     MP_TRY(add_norm(model, builder, index, "ln1", &layer->attention_norm, error));
@@ -251,7 +251,7 @@ static mp_status read_layer(mp_vit *model, mp_builder *builder, int index, uint3
     return add_vector(model, builder, index, "ls2.weight", &layer->ffn_scale, error);
 }
 
-static mp_status read_pool(mp_vit *model, mp_builder *builder, mp_error *error) {
+static mp_status read_pool(mp_vit *model, const mp_builder *builder, mp_error *error) {
     mp_vit_pool *pool = &model->pool;
     const int32_t hidden = model->hidden, ffn = model->ffn;
     const named_linear linears[] = {
@@ -266,7 +266,7 @@ static mp_status read_pool(mp_vit *model, mp_builder *builder, mp_error *error) 
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
+mp_status mp_vit_read(mp_vit *model, const mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error) {
     model->compute = builder->compute;
     model->grain = MP_VIT_GRAIN;
@@ -290,7 +290,7 @@ mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, u
 
 mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error) {
     mp_status status;
-    mp_builder builder = {0};
+    mp_builder builder;
     mp_vit *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
     if (!model)
         return mp_fail_memory(error, sizeof *model, "a model");
@@ -299,7 +299,7 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
     MP_TRY_GOTO(mp_recent_init(&model->recent, args->budget, error));
     mp_compute compute = mp_resolve_compute(args->compute);
-    mp_builder_init(&builder, model->weights, compute);
+    mp_builder_init(&builder, &model->store, model->weights, compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_vit_read(model, &builder, args->spec, args->flags, true, error));
     if (model->attention_pool)
@@ -311,10 +311,6 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
         goto cleanup;
     }
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
-    model->slab = builder.slab;
-    model->charged = builder.charged;
-    model->budget = args->budget;
-    builder.slab = NULL;
     model->base.speed[0] = &model->mega_ns;
     model->base.facts = (mp_model_facts){
         .compute = mp_compute_name(compute),
@@ -322,13 +318,12 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
         .hidden_size = model->hidden,
         .layers = model->layer_count,
         .output_size = model->head.width,
-        .parameters = builder.parameters,
-        .weight_bytes = (int64_t)builder.slab_bytes,
+        .parameters = model->store.parameters,
+        .weight_bytes = (int64_t)model->store.slab_bytes,
     };
     *out = &model->base.base;
     model = NULL;
 cleanup:
-    mp_builder_deinit(&builder);
     vit_destroy((mp_model *)model);
     return status;
 }
@@ -355,7 +350,7 @@ uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute co
     /* FIXED: recent vectors; lists. The scratch of further threads is small in comparison. */
     enum { FIXED = (1 << 20) + (1 << 16), THREADS = 2 };
     mp_vit model = {.compute = mp_resolve_compute(compute), .grain = MP_VIT_GRAIN, .most_ops = MAX_OPS};
-    mp_vit_layer layer = {0};
+    mp_vit_layer layer = {.base.ffn.ops = &mp_ffn_dense};
     mp_error error;
     atomic_init(&model.mega_ns, FIRST_MEGA_NS);
     if (read_hyper(&model, spec, flags, &error) != MP_OK)

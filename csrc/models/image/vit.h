@@ -37,9 +37,7 @@ typedef struct mp_vit_pool {
 typedef struct mp_vit {
     mp_model_base base;
     mp_weights *weights;
-    mp_budget *budget;
-    uint64_t charged; /* bytes charged to the budget */
-    uint8_t *slab;
+    mp_weight_store store;
     mp_compute compute;
     int32_t hidden, heads, head_dim, ffn, layer_count;
     int32_t patch, grid;        /* side of a patch in pixels; side in patches of the grid that the positions were
@@ -101,7 +99,7 @@ static inline int32_t mp_vit_rows(const mp_vit *model, int32_t down, int32_t acr
 
 /* Read hyper-parameters, and register the tensors of embeddings and layers with the builder. `norm`: also register the
  * norm after the last layer. */
-mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
+mp_status mp_vit_read(mp_vit *model, const mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error);
 /* Return the bytes that a tensor of an image network takes once loaded. */
 uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute);

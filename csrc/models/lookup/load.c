@@ -15,7 +15,7 @@ static void lookup_destroy(mp_model *base) {
         return;
     mp_free(model->mapping);
     mp_free(model->factors);
-    mp_free(model->slab);
+    mp_weight_store_deinit(&model->store);
     mp_budget_give(model->budget, model->charged);
     mp_weights_close(model->weights);
     mp_free(model);
@@ -23,7 +23,10 @@ static void lookup_destroy(mp_model *base) {
 
 static bool lookup_healthy(const mp_model *base) { return mp_weights_sound(((const mp_lookup *)base)->weights); }
 
-static uint64_t lookup_bytes(const mp_model *base) { return ((const mp_lookup *)base)->charged; }
+static uint64_t lookup_bytes(const mp_model *base) {
+    const mp_lookup *model = (const mp_lookup *)base;
+    return model->charged + mp_weight_store_bytes(&model->store);
+}
 
 static const mp_model_ops lookup_ops = {mp_lookup_engine, mp_lookup_check, lookup_healthy, lookup_bytes,
                                         lookup_destroy};
@@ -125,7 +128,7 @@ static mp_status read_factors(mp_lookup *model, mp_budget *budget, mp_error *err
 
 mp_status mp_lookup_load(const mp_load_args *args, mp_model **out, mp_error *error) {
     mp_status status;
-    mp_builder builder = {0};
+    mp_builder builder;
     mp_lookup *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
     if (!model)
         return mp_fail_memory(error, sizeof *model, "a model");
@@ -149,12 +152,9 @@ mp_status mp_lookup_load(const mp_load_args *args, mp_model **out, mp_error *err
     MP_TRY_GOTO(read_mapping(model, args->budget, error));
     MP_TRY_GOTO(read_factors(model, args->budget, error));
     /* packs nothing, but makes the shared memory that worker processes expect of every model */
-    mp_builder_init(&builder, model->weights, MP_COMPUTE_F32);
+    mp_builder_init(&builder, &model->store, model->weights, MP_COMPUTE_F32);
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
-    model->slab = builder.slab;
-    model->charged += builder.charged;
-    builder.slab = NULL;
     atomic_init(&model->token_ns, (uint64_t)model->dim / 8 + 20);
     model->base.speed[0] = &model->token_ns;
     model->base.facts = (mp_model_facts){
@@ -170,7 +170,6 @@ mp_status mp_lookup_load(const mp_load_args *args, mp_model **out, mp_error *err
     *out = &model->base.base;
     model = NULL;
 cleanup:
-    mp_builder_deinit(&builder);
     lookup_destroy((mp_model *)model);
     return status;
 }

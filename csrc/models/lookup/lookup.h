@@ -14,6 +14,7 @@
 #define MP_LOOKUP_LOOKUP_H
 
 #include "models/arch.h"
+#include "models/nn/builder.h"
 
 typedef struct mp_lookup {
     mp_model_base base;
@@ -25,7 +26,7 @@ typedef struct mp_lookup {
     bool normalize;
     mp_budget *budget;
     uint64_t charged;
-    uint8_t *slab; /* from the builder; no weights are in it, because a static embedding packs none */
+    mp_weight_store store; /* no weights are in it, because a static embedding packs none */
     _Atomic uint64_t token_ns;
 } mp_lookup;
 

@@ -90,18 +90,17 @@ static void mark_added(mp_adapters *adapters, const mp_spec *spec, const char *n
 
 /* Adds the matrix `name` [rows, width], times `by`, as the next part of `to`, in fp32. `interleaved_heads`
  * orders the rows: see mp_builder_linear_converted. */
-static mp_status add_matrix(mp_builder *builder, mp_linear *to, const char *name, int64_t rows, int64_t width, float by,
-                            int64_t interleaved_heads, mp_error *error) {
-    const int64_t parameters = builder->parameters;
-    mp_status status = mp_builder_linear_converted(builder, to, name, (int32_t)rows, (int32_t)width, by,
-                                                   interleaved_heads, error);
-    builder->parameters = parameters; /* those of the model without adapters */
-    return status;
+static mp_status add_matrix(const mp_builder *builder, mp_linear *to, const char *name, int64_t rows, int64_t width,
+                            float by, int64_t interleaved_heads, mp_error *error) {
+    mp_builder uncounted = *builder;
+    uncounted.uncounted = true; /* the parameters of a model are those without adapters */
+    return mp_builder_linear_converted(&uncounted, to, name, (int32_t)rows, (int32_t)width, by, interleaved_heads,
+                                       error);
 }
 
 /* Adds the update of part `part` of a layer by the adapter at `index`, if it has one. stem: length of `name` without
  * ".weight". */
-static mp_status add_update(mp_adapters *adapters, mp_builder *builder, mp_linear *linear, int part, int index,
+static mp_status add_update(mp_adapters *adapters, const mp_builder *builder, mp_linear *linear, int part, int index,
                             const char *name, int stem, mp_error *error) {
     enum { LENGTH = MP_BUILDER_NAME + 16 };
     const mp_spec *spec = mp_weights_spec(builder->weights);
@@ -139,7 +138,7 @@ static mp_status add_update(mp_adapters *adapters, mp_builder *builder, mp_linea
     return MP_OK;
 }
 
-mp_status mp_adapters_add(mp_adapters *adapters, mp_builder *builder, mp_linear *linear, const char *name,
+mp_status mp_adapters_add(mp_adapters *adapters, const mp_builder *builder, mp_linear *linear, const char *name,
                           mp_error *error) {
     static const char end[] = ".weight";
     const int stem = (int)(strlen(name) - strlen(end));

@@ -19,7 +19,7 @@
 #define MP_MODELS_NN_ADAPTER_H
 
 #include "models/nn/embedding.h"
-#include "models/nn/linear.h"
+#include "models/nn/builder.h"
 #include "models/nn/row_context.h"
 
 enum { MP_ADAPTERS_MAX = 64, MP_ADAPTER_MAX_RANK = 1024 };
@@ -49,7 +49,7 @@ void mp_adapters_deinit(mp_adapters *adapters); /* invalidates `updates` of the 
 int mp_adapters_find(const mp_adapters *adapters, int64_t id);
 /* Adds the updates of the last part of `linear`, whose weight is the tensor `name`. Call after mp_builder_linear.
  * FORMAT names a matrix whose shape does not fit, or that holds a value which is not finite. */
-mp_status mp_adapters_add(mp_adapters *adapters, mp_builder *builder, mp_linear *linear, const char *name,
+mp_status mp_adapters_add(mp_adapters *adapters, const mp_builder *builder, mp_linear *linear, const char *name,
                           mp_error *error);
 /* Adds the updates of `embedding`, whose tables are token_embd.weight and, with `types` rows, token_types.weight.
  * types 0: there is no such table. used: rows of it that are used. Charges `budget` and adds the bytes to `charged`.

@@ -5,8 +5,8 @@
 #include <stdio.h> /* snprintf only */
 #include <string.h>
 
-mp_status mp_conv_build(mp_conv *conv, mp_builder *builder, const char *name, int32_t in, int32_t out, int32_t size,
-                        mp_error *error) {
+mp_status mp_conv_build(mp_conv *conv, const mp_builder *builder, const char *name, int32_t in, int32_t out,
+                        int32_t size, mp_error *error) {
     char weight[MP_BUILDER_NAME], bias[MP_BUILDER_NAME];
     snprintf(weight, sizeof weight, "%s.weight", name);
     snprintf(bias, sizeof bias, "%s.bias", name);
@@ -47,7 +47,7 @@ void mp_conv_forward(const mp_conv *conv, const float *x, int height, int width,
                       (uint8_t *)scratch + unfolded_bytes(conv), NULL, NULL, &ep, y + row0 * conv->out, conv->out);
 }
 
-mp_status mp_group_norm_build(mp_group_norm *norm, mp_builder *builder, const char *name, int32_t channels,
+mp_status mp_group_norm_build(mp_group_norm *norm, const mp_builder *builder, const char *name, int32_t channels,
                               int32_t groups, float eps, mp_error *error) {
     char weight[MP_BUILDER_NAME], bias[MP_BUILDER_NAME];
     snprintf(weight, sizeof weight, "%s.weight", name);

@@ -4,15 +4,15 @@
 #ifndef MP_MODELS_NN_CONV_H
 #define MP_MODELS_NN_CONV_H
 
-#include "models/nn/linear.h"
+#include "models/nn/builder.h"
 
 typedef struct mp_conv {
     mp_linear linear;
     int32_t in, out, size; /* channels in and out; kernel size in pixels, odd */
 } mp_conv;
 
-mp_status mp_conv_build(mp_conv *conv, mp_builder *builder, const char *name, int32_t in, int32_t out, int32_t size,
-                        mp_error *error); /* loads tensors name.weight and name.bias */
+mp_status mp_conv_build(mp_conv *conv, const mp_builder *builder, const char *name, int32_t in, int32_t out,
+                        int32_t size, mp_error *error); /* loads tensors name.weight and name.bias */
 
 enum { MP_CONV_ROWS = 256 }; /* maximum number of output pixels in one kernel call */
 size_t mp_conv_scratch(const mp_conv *conv); /* bytes; the memory must be aligned to 64 */
@@ -31,7 +31,7 @@ typedef struct mp_group_norm {
     float eps;
 } mp_group_norm;
 
-mp_status mp_group_norm_build(mp_group_norm *norm, mp_builder *builder, const char *name, int32_t channels,
+mp_status mp_group_norm_build(mp_group_norm *norm, const mp_builder *builder, const char *name, int32_t channels,
                               int32_t groups, float eps, mp_error *error); /* loads tensors name.weight and name.bias */
 
 /* Column sums are taken over blocks of rows. The block sums are added in double, in ascending order, so the bits do not

@@ -11,7 +11,7 @@ static const struct {
             {"gelu_tanh", MP_ACT_GELU_TANH}, {"relu", MP_ACT_RELU}, {"silu", MP_ACT_SILU},
             {"sigmoid", MP_ACT_SIGMOID}};
 
-static mp_status read_norm(mp_dense *dense, mp_builder *builder, const char *chain, int index, mp_error *error) {
+static mp_status read_norm(mp_dense *dense, const mp_builder *builder, const char *chain, int index, mp_error *error) {
     char name[64];
     double eps;
     snprintf(name, sizeof name, "%s.%d.norm.weight", chain, index);
@@ -42,7 +42,8 @@ static mp_status read_activation(mp_dense *dense, const mp_spec *spec, const cha
                         "identity, tanh, gelu, gelu_tanh, relu, leaky_relu, silu, sigmoid", "%s", name);
 }
 
-static mp_status read_residual(mp_dense *dense, mp_builder *builder, const char *chain, int index, mp_error *error) {
+static mp_status read_residual(mp_dense *dense, const mp_builder *builder, const char *chain, int index,
+                               mp_error *error) {
     char name[64];
     const bool none = false;
     snprintf(name, sizeof name, "mpool.%s.%d.adds_input", chain, index);
@@ -53,7 +54,7 @@ static mp_status read_residual(mp_dense *dense, mp_builder *builder, const char 
     return MP_OK;
 }
 
-mp_status mp_dense_chain_init(mp_dense_chain *chain, mp_builder *builder, const char *of, int32_t in,
+mp_status mp_dense_chain_init(mp_dense_chain *chain, const mp_builder *builder, const char *of, int32_t in,
                               mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     char name[64], key[64];

@@ -3,7 +3,7 @@
 #ifndef MP_MODELS_NN_DENSE_H
 #define MP_MODELS_NN_DENSE_H
 
-#include "models/nn/linear.h"
+#include "models/nn/builder.h"
 
 enum { MP_MAX_DENSE = 8, MP_DENSE_ROWS = 64 };
 
@@ -30,7 +30,7 @@ typedef struct mp_dense_chain {
 /* Reads `mpool.<name>_count` layers (default 0): tensors <name>.I.weight, .bias, .minus, .residual, .norm.weight and
  * .norm.bias; keys mpool.<name>.I.activation, .adds_input and .norm_epsilon. The builder loads the tensors, so `chain`
  * must not move until it has finished. */
-mp_status mp_dense_chain_init(mp_dense_chain *chain, mp_builder *builder, const char *name, int32_t in,
+mp_status mp_dense_chain_init(mp_dense_chain *chain, const mp_builder *builder, const char *name, int32_t in,
                               mp_error *error);
 /* Computes y [M, ldy] from x [M, ldx]. Call on one thread. The bits of a row do not depend on M. */
 void mp_dense_rows(const mp_dense *dense, const float *x, int64_t ldx, int M, float *y, int64_t ldy);

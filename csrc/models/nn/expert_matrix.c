@@ -156,7 +156,7 @@ static void keep_copies(mp_expert_matrix *matrix, mp_packed_experts *packed) {
         packed->partial = true;
 }
 
-mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, int layer, const char *part,
+mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,
                                 int32_t count, int32_t N, int32_t K, bool biased, mp_error *error) {
     *matrix = (mp_expert_matrix){.count = count, .N = N, .K = K, .step = 1};
     matrix->tensors = mp_alloc_array((size_t)count, sizeof *matrix->tensors, MP_TAG_WEIGHTS);
@@ -173,10 +173,9 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, i
     if (matrix->kind == MP_W_I8 && K > MP_I8_MAX_INPUTS)
         return mp_fail(error, MP_UNSUPPORTED, "the experts have %d inputs, int8 allows at most %d", K,
                        MP_I8_MAX_INPUTS);
-    builder->parameters += (int64_t)count * N * K;
-    if (builder->expert_reads)
-        builder->expert_reads->bytes += (uint64_t)count * mp_expert_bytes(matrix);
-    keep_copies(matrix, builder->packed_experts);
+    builder->store->parameters += (int64_t)count * N * K;
+    builder->store->reads.bytes += (uint64_t)count * mp_expert_bytes(matrix);
+    keep_copies(matrix, builder->store->experts);
     return MP_OK;
 }
 

@@ -5,7 +5,7 @@
 #define MP_MODELS_NN_EXPERT_MATRIX_H
 
 #include "files/scaled_weights.h"
-#include "models/nn/linear.h"
+#include "models/nn/builder.h"
 #include "models/nn/packed_experts.h"
 
 typedef enum mp_expert_layout {
@@ -33,7 +33,7 @@ typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
  * blk.{layer}.ffn_{part}_exps.weight [count, N, K]; separate tensors blk.{layer}.ffn_{part}.{expert}.weight [N, K] or
  * .columns [K, N]; or .columns, or .codes with .scales, of ffn_{part}_exps or ffn_gate_up_exps. If `biased`, finds the
  * biases, .bias, too. The builder's weights must outlive the matrix. */
-mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, int layer, const char *part,
+mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,
                                 int32_t count, int32_t N, int32_t K, bool biased, mp_error *error);
 void mp_expert_matrix_deinit(mp_expert_matrix *matrix);
 

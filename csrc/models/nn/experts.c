@@ -5,32 +5,32 @@
 
 #include "base/alloc.h"
 #include "base/sys.h"
-#include "models/nn/expert_scan.h"
+#include "models/nn/expert_use.h"
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_expert_reads *reads,
-                          mp_error *error) {
-    *packed = NULL;
-    reads->name = mp_spec_origin(mp_weights_spec(builder->weights));
-    reads->blind = !mp_weights_owned(builder->weights);
-    builder->expert_reads = reads;
+mp_status mp_experts_keep(const mp_builder *builder, mp_budget *budget, mp_error *error) {
+    mp_weight_store *store = builder->store;
+    store->reads.name = mp_spec_origin(mp_weights_spec(builder->weights));
+    store->reads.blind = !mp_weights_owned(builder->weights);
     if (builder->shared || builder->use == MP_WEIGHTS_MAPPED)
         return MP_OK;
-    *packed = builder->packed_experts = mp_packed_experts_create(builder->weights, budget);
-    return *packed ? MP_OK : mp_fail_memory(error, sizeof **packed, "the list of experts");
+    store->experts = mp_packed_experts_create(builder->weights, budget);
+    return store->experts ? MP_OK : mp_fail_memory(error, sizeof *store->experts, "the list of experts");
 }
 
-void mp_experts_facts(const mp_packed_experts *packed, const mp_expert_reads *reads, mp_model_base *base) {
-    base->facts.expert_bytes = (int64_t)reads->bytes;
-    base->thrashing = &reads->thrashing;
+void mp_experts_facts(const mp_weight_store *store, mp_model_base *base) {
+    const mp_packed_experts *packed = store->experts;
+    base->facts.expert_bytes = (int64_t)store->reads.bytes;
+    base->thrashing = &store->reads.thrashing;
     if (packed && packed->most > 0) {
         base->expert_copies = &packed->kept;
         base->expert_copies_most = packed->partial ? UINT64_MAX : packed->most;
     }
 }
 
-mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error) {
+mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, const mp_builder *builder,
+                          mp_error *error) {
     char name[64], bias[64];
     *experts = (mp_experts){
         .count = shape->count,
@@ -41,7 +41,7 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .routing = shape->routing,
         .act = shape->act,
         .clamp = shape->clamp,
-        .reads = builder->expert_reads,
+        .reads = builder->store->reads.name ? &builder->store->reads : NULL,
     };
     const size_t uses_bytes = sizeof *experts->uses + (size_t)shape->count;
     if (experts->reads)
@@ -49,22 +49,21 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
     if (experts->reads && !experts->uses)
         return mp_fail_memory(error, uses_bytes, "the list of used experts");
     /* The router computes in fp32: a rounding error can select another expert, which is not a small error. */
-    const mp_compute compute = builder->compute;
-    const mp_unpacked unpacked = builder->unpacked;
-    builder->compute = MP_COMPUTE_F32;
-    builder->unpacked = MP_UNPACKED_NONE;
+    mp_builder floats = *builder;
+    floats.compute = MP_COMPUTE_F32;
+    floats.unpacked = MP_UNPACKED_NONE;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
-    mp_status status = mp_builder_linear(builder, &experts->router, name, shape->biased ? bias : NULL, shape->count,
-                                         shape->hidden, error);
-    builder->compute = compute;
-    builder->unpacked = unpacked;
-    MP_TRY(status);
+    MP_TRY(mp_builder_linear(&floats, &experts->router, name, shape->biased ? bias : NULL, shape->count, shape->hidden,
+                             error));
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
     if (shape->routing.corrected)
         MP_TRY(mp_builder_vector(builder, &experts->correction, name, shape->count, error));
     else if (mp_weights_has(builder->weights, name))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
+    snprintf(name, sizeof name, "blk.%d.ffn_exps.bias", shape->layer);
+    if (shape->output_bias)
+        MP_TRY(mp_builder_vector(builder, &experts->bias, name, shape->hidden, error));
     if (!shape->plain)
         MP_TRY(mp_expert_matrix_init(&experts->gate, builder, shape->layer, "gate", shape->count, shape->ffn,
                                      shape->hidden, shape->biased, error));
@@ -89,41 +88,17 @@ void mp_experts_deinit(mp_experts *experts) {
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
-/* Flags of a use: it is measured; a thread waited for the disk, or asked for missing experts; the matrices are read by
- * nn/expert_scan.h; most experts are chosen, and experts were missing at the start. */
-enum { MEASURED, WAITED, SCANS, MISSED, READS };
-
-/* An entry is a (row, expert) pair. The n = M * used entries are grouped by expert, and ordered by row within an
- * expert. */
-typedef struct expert_scratch {
-    float *scores;   /* [M, count] router scores */
-    float *merit;    /* [M, count] values by which experts are selected */
-    int32_t *chosen; /* [n] selected experts of each row */
-    float *weight;   /* [n] */
-    int32_t *entry;  /* [n] position of a row's expert in group order */
-    int32_t *row;    /* [n] row of an entry */
-    int32_t *first;  /* [count + 1] first entry of each expert */
-    _Atomic int32_t *reads; /* [READS] flags */
-    mp_expert_scan *scan;     /* while the model thrashes */
-    mp_scan_matrix *matrices; /* [3 count] for `scan` */
-    _Atomic int64_t *taken; /* [2] for mp_team_next: of the first matrices, and of the last one */
-    float *wide;     /* [n, hidden] rows of x in group order, then expert outputs */
-    float *inner;    /* [n, 2 ffn] gate and up; plain: [n, ffn] */
-    void *acts;
-    size_t bytes;
-} expert_scratch;
-
 static size_t acts_bytes(const mp_expert_matrix *matrix, int n) {
     return mp_arena_cost(mp_acts_bytes(mp_wmat_acts(matrix->kind), n, matrix->K));
 }
 
 static size_t inner_width(const mp_experts *experts) { return (size_t)experts->ffn * (experts->plain ? 1 : 2); }
 
-static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
+static mp_expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
     size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
     const size_t sizes[] = {
         (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
-        ((size_t)experts->count + 1) * f, READS * f, sizeof(mp_expert_scan),
+        ((size_t)experts->count + 1) * f, sizeof(mp_expert_flags), sizeof(mp_expert_scan),
         3 * (size_t)experts->count * sizeof(mp_scan_matrix), 2 * sizeof(int64_t), n * (size_t)experts->hidden * f,
         n * inner_width(experts) * f,
     };
@@ -134,9 +109,9 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
         at += mp_arena_cost(sizes[i]);
     }
     size_t in = acts_bytes(&experts->up, (int)n), out = acts_bytes(&experts->down, (int)n);
-    expert_scratch s = {.bytes = at + (in > out ? in : out)};
+    mp_expert_scratch s = {.bytes = at + (in > out ? in : out)};
     if (base)
-        s = (expert_scratch){
+        s = (mp_expert_scratch){
             .scores = (float *)(base + offset[0]),
             .merit = (float *)(base + offset[1]),
             .chosen = (int32_t *)(base + offset[2]),
@@ -144,7 +119,7 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
             .entry = (int32_t *)(base + offset[4]),
             .row = (int32_t *)(base + offset[5]),
             .first = (int32_t *)(base + offset[6]),
-            .reads = (_Atomic int32_t *)(base + offset[7]),
+            .flags = (mp_expert_flags *)(base + offset[7]),
             .scan = (mp_expert_scan *)(base + offset[8]),
             .matrices = (mp_scan_matrix *)(base + offset[9]),
             .taken = (_Atomic int64_t *)(base + offset[10]),
@@ -180,7 +155,7 @@ size_t mp_experts_thread_scratch(const mp_experts *experts) {
 /* ---- routing ----------------------------------------------------------------------------------------------------- */
 
 /* Orders the entries by expert, then by row. */
-static void experts_group(const mp_experts *experts, int M, const expert_scratch *s) {
+static void experts_group(const mp_experts *experts, int M, const mp_expert_scratch *s) {
     int32_t n = M * experts->used;
     memset(s->first, 0, ((size_t)experts->count + 1) * sizeof *s->first);
     for (int32_t i = 0; i < n; i++)
@@ -197,92 +172,25 @@ static void experts_group(const mp_experts *experts, int M, const expert_scratch
     s->first[0] = 0;
 }
 
-static bool is_used(const expert_scratch *s, int e) { return s->first[e + 1] > s->first[e]; }
-
-static bool is_new(const mp_experts *experts, int e) {
-    return !atomic_load_explicit(&experts->uses->seen[e], memory_order_relaxed);
-}
-
-/* Returns the matrix of an expert if passes read it from the file, or NULL if a packed copy of it is kept. */
-static const mp_tensor *in_file(const mp_expert_matrix *matrix, int e) {
-    const mp_packed_matrix *packed = matrix->packed;
-    const bool reads = !packed || atomic_load_explicit(&packed->left[e], memory_order_relaxed) > 0;
-    return reads ? &matrix->tensors[e] : NULL;
-}
-
-/* Returns true if a quarter of a sample of the matrices of chosen experts are not in memory. */
-static bool is_missed(const mp_experts *experts, const expert_scratch *s, int chosen) {
-    enum { SAMPLES = 16 };
-    const mp_expert_matrix *const parts[] = {&experts->down, &experts->up, &experts->gate};
-    const int step = chosen / SAMPLES + 1;
-    int at = 0, sampled = 0, missing = 0;
-    for (int e = 0; e < experts->count; e++) {
-        if (!is_used(s, e) || at++ % step)
-            continue;
-        const mp_tensor *tensor = in_file(parts[sampled++ % (experts->plain ? 2 : 3)], e);
-        missing += tensor && !mp_expert_is_resident(tensor);
-    }
-    return 4 * missing >= sampled;
-}
-
-/* Lists the chosen matrices in the order of their use. */
-static void begin_scan(const mp_experts *experts, int threads, bool bypasses, const expert_scratch *s) {
-    const uint64_t up = mp_expert_bytes(&experts->up), down = mp_expert_bytes(&experts->down);
-    mp_expert_scan_init(s->scan, s->matrices, threads, up > down ? up : down, bypasses, experts->reads);
-    for (int e = 0; e < experts->count; e++)
-        if (is_used(s, e)) {
-            if (!experts->plain)
-                mp_expert_scan_add(s->scan, in_file(&experts->gate, e));
-            mp_expert_scan_add(s->scan, in_file(&experts->up, e));
-        }
-    for (int e = 0; e < experts->count; e++)
-        if (is_used(s, e))
-            mp_expert_scan_add(s->scan, in_file(&experts->down, e));
-}
-
-/* Sets the flags of the use (nn/expert_reads.h). Experts that no rows have used before are not measured. */
-static void begin_reads(const mp_experts *experts, int M, int threads, const expert_scratch *s) {
-    int chosen = 0;
-    bool seen = experts->reads, missed = false;
-    for (int e = 0; e < experts->count; e++)
-        if (is_used(s, e)) {
-            chosen++;
-            seen = seen && !is_new(experts, e);
-        }
-    const bool most = seen && 2 * chosen >= experts->count;
-    if (most && !mp_expert_reads_thrash(experts->reads)) {
-        missed = is_missed(experts, s, chosen);
-        mp_expert_reads_scan(experts->reads, &experts->uses->missed_ns, missed);
-    }
-    const bool thrash = mp_expert_reads_thrash(experts->reads);
-    if (thrash)
-        begin_scan(experts, threads, most, s);
-    const bool measured = seen && (thrash ? !experts->reads->blind
-                                          : !most && mp_expert_reads_sample(experts->reads, M));
-    const bool flags[READS] = {[MEASURED] = measured, [SCANS] = thrash, [MISSED] = missed};
-    for (int i = 0; i < READS; i++)
-        atomic_store_explicit(&s->reads[i], flags[i], memory_order_relaxed);
-}
-
-/* Marks the chosen experts as used. */
-static void mark_seen(const mp_experts *experts, const expert_scratch *s) {
-    for (int e = 0; experts->uses && e < experts->count; e++)
-        if (is_used(s, e) && is_new(experts, e))
-            atomic_store_explicit(&experts->uses->seen[e], 1, memory_order_relaxed);
-}
-
-/* Asks the system for the chosen experts that no rows have used before. Each thread asks for some of the matrices. */
-static void fetch(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s) {
-    const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
-    int turn = 0;
-    for (int p = experts->plain ? 1 : 0; experts->uses && p < 3; p++)
-        for (int e = 0; e < experts->count; e++) {
-            if (!is_used(s, e) || !is_new(experts, e) || turn++ % thread->count != thread->index)
-                continue;
-            const mp_tensor *tensor = in_file(parts[p], e);
-            if (tensor)
-                mp_expert_ask(experts->reads, tensor);
-        }
+/* Chooses the experts of each row. There are barriers inside. Thread 0 ends with the groups, WITHOUT a barrier. */
+static void route(const mp_expert_use *use, const float *x) {
+    const mp_experts *experts = use->experts;
+    const mp_expert_scratch *s = &use->s;
+    const mp_epilogue plain = {0};
+    int64_t begin, end;
+    mp_linear_forward(&experts->router, use->thread, x, experts->hidden, use->M, NULL, NULL, NULL, &plain, s->scores,
+                      experts->count);
+    mp_team_barrier(use->thread);
+    mp_team_split(use->thread, use->M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++)
+        mp_route(&experts->routing, experts->correction, experts->count, experts->used, s->scores + r * experts->count,
+                 s->merit + r * experts->count, s->chosen + r * experts->used, s->weight + r * experts->used);
+    mp_team_barrier(use->thread);
+    if (use->thread->index != 0)
+        return;
+    experts_group(experts, use->M, s);
+    for (int i = 0; i < 2; i++)
+        atomic_store_explicit(&s->taken[i], 0, memory_order_relaxed);
 }
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
@@ -425,32 +333,33 @@ enum {
 };
 
 /* Units of work of a panel of expert e. */
-static int64_t panel_cost(const expert_scratch *s, int e) {
+static int64_t panel_cost(const mp_expert_scratch *s, int e) {
     return s->first[e + 1] > s->first[e] ? s->first[e + 1] - s->first[e] + READ_ROWS : 0;
 }
 
-/* Computes the panels of all selected experts: the `count` matrices `parts` of each expert. A panel belongs to the
- * thread that takes its first unit of work. */
-static void run_matrices(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
-                         const mp_expert_matrix *const *parts, int count, _Atomic int64_t *taken, const mp_acts *acts,
-                         uint8_t *own, mp_lease *lease, float *y, int64_t ldy) {
+/* Computes the panels of all chosen experts: the `count` matrices `parts` of each expert. A panel belongs to the thread
+ * that takes its first unit of work. */
+static void run_shared(const mp_expert_use *use, const mp_expert_matrix *const *parts, int count,
+                       _Atomic int64_t *taken, const mp_acts *acts, float *y, int64_t ldy) {
+    const mp_experts *experts = use->experts;
+    const mp_expert_scratch *s = &use->s;
     const int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
     int64_t units = 0, at = 0; /* at: first unit of the matrix `part` of expert e */
     for (int e = 0; e < experts->count; e++)
         units += panel_cost(s, e) * count * panels;
     mp_team_range range = {0};
     int e = 0, part = 0;
-    while (mp_team_next(thread, units, MIN_INPUTS / parts[0]->K + 1, taken, &range))
+    while (mp_team_next(use->thread, units, MIN_INPUTS / parts[0]->K + 1, taken, &range))
         while (e < experts->count && at < range.end) {
             const int64_t cost = panel_cost(s, e), size = cost * panels;
             const int64_t from = range.begin - at, to = range.end - at < size ? range.end - at : size;
             int first = from > 0 && cost ? (int)((from + cost - 1) / cost) : 0;
             const int last = cost ? (int)((to + cost - 1) / cost) : 0;
-            if (lease && first < last)
-                mp_lease_poll(lease); /* the pass stops between layers: here only the heartbeat counts */
+            if (use->lease && first < last)
+                mp_lease_poll(use->lease); /* the pass stops between layers: here only the heartbeat counts */
             while (first < last)
-                first += run_panels(parts[part], e, first, last - first, acts, s->first[e], s->first[e + 1], own,
-                                    y + (int64_t)part * parts[0]->N, ldy);
+                first += run_panels(parts[part], e, first, last - first, acts, s->first[e], s->first[e + 1],
+                                    use->own, y + (int64_t)part * parts[0]->N, ldy);
             if (at + size > range.end)
                 break; /* the next range may have more panels of this matrix */
             at += size;
@@ -461,24 +370,31 @@ static void run_matrices(const mp_experts *experts, const mp_team_thread *thread
         }
 }
 
-/* run_matrices with nn/expert_scan.h: each thread computes its panels of every matrix. matrix: index of the
- * first one in the scan. Returns the index after the last one. */
-static int run_scan(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
-                    const mp_expert_matrix *const *parts, int count, int matrix, const mp_acts *acts, uint8_t *own,
-                    mp_lease *lease, float *y, int64_t ldy) {
+/* run_shared with nn/expert_scan.h: each thread computes its panels of every matrix. */
+static void run_scan(mp_expert_use *use, const mp_expert_matrix *const *parts, int count, const mp_acts *acts, float *y,
+                     int64_t ldy) {
+    const mp_expert_scratch *s = &use->s;
     int64_t begin, end;
-    mp_team_split(thread, (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N, 1, &begin, &end);
-    for (int e = 0; e < experts->count; e++)
-        for (int part = 0; part < count && is_used(s, e); part++) {
-            if (lease)
-                mp_lease_poll(lease);
-            mp_expert_scan_enter(s->scan, matrix);
+    mp_team_split(use->thread, (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N, 1, &begin, &end);
+    for (int e = 0; e < use->experts->count; e++)
+        for (int part = 0; part < count && mp_expert_is_used(s, e); part++) {
+            if (use->lease)
+                mp_lease_poll(use->lease);
+            mp_expert_scan_enter(s->scan, use->scanned);
             for (int panel = (int)begin; panel < end;)
-                panel += run_panels(parts[part], e, panel, (int)end - panel, acts, s->first[e], s->first[e + 1], own,
-                                    y + (int64_t)part * parts[0]->N, ldy);
-            mp_expert_scan_leave(s->scan, matrix++);
+                panel += run_panels(parts[part], e, panel, (int)end - panel, acts, s->first[e], s->first[e + 1],
+                                    use->own, y + (int64_t)part * parts[0]->N, ldy);
+            mp_expert_scan_leave(s->scan, use->scanned++);
         }
-    return matrix;
+}
+
+/* Computes with the `count` matrices `parts` of each chosen expert. taken: counter of shared work. */
+static void run_matrices(mp_expert_use *use, const mp_expert_matrix *const *parts, int count, _Atomic int64_t *taken,
+                         const mp_acts *acts, float *y, int64_t ldy) {
+    if (use->scans)
+        run_scan(use, parts, count, acts, y, ldy);
+    else
+        run_shared(use, parts, count, taken, acts, y, ldy);
 }
 
 /* gate = (up + 1) * (gate * sigmoid(1.702 gate)), with gate and up clamped first. NaN stays NaN. */
@@ -502,8 +418,47 @@ static void gate_clamped(float limit, float *gate, const float *up, int64_t n) {
     }
 }
 
-/* y += scale * (w0 * y0 + w1 * y1 + ...). Every product and sum is rounded. Overwrites y0. */
-static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r, float scale, float *y) {
+/* Computes the units of an entry in place of its gates. */
+static void activate(const mp_experts *experts, float *gate) {
+    const mp_kernels *call = mp_kernels_get();
+    const int64_t ffn = experts->ffn;
+    if (experts->plain)
+        call->activate(experts->act, ffn, gate);
+    else if (experts->clamp > 0)
+        gate_clamped(experts->clamp, gate, gate + ffn, ffn);
+    else
+        call->gated(experts->act, gate, gate + ffn, ffn, gate);
+}
+
+/* Computes the outputs of all entries in `wide`. There are barriers inside. Ends WITHOUT a barrier. */
+static void multiply(mp_expert_use *use, const float *x) {
+    const mp_experts *experts = use->experts;
+    const mp_expert_scratch *s = &use->s;
+    const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
+    const int64_t hidden = experts->hidden, wide = (int64_t)inner_width(experts);
+    const int32_t n = use->M * experts->used;
+    const int parts = experts->plain ? 1 : 2;
+    mp_acts acts;
+    int64_t begin, end;
+    mp_team_split(use->thread, n, 1, &begin, &end);
+    for (int64_t i = begin; i < end; i++)
+        memcpy(s->wide + i * hidden, x + s->row[i] * hidden, (size_t)hidden * sizeof *x);
+    mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), n, experts->hidden, s->acts);
+    mp_acts_fill(&acts, s->wide, hidden, (int)begin, (int)end);
+    mp_team_barrier(use->thread);
+    run_matrices(use, &first[2 - parts], parts, &s->taken[0], &acts, s->inner, wide);
+    mp_team_barrier(use->thread);
+    for (int64_t i = begin; i < end; i++)
+        activate(experts, s->inner + i * wide);
+    mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), n, experts->ffn, s->acts);
+    mp_acts_fill(&acts, s->inner, wide, (int)begin, (int)end);
+    mp_team_barrier(use->thread);
+    run_matrices(use, second, 1, &s->taken[1], &acts, s->wide, hidden);
+}
+
+/* y += bias, if there is one; y += scale * (w0 * y0 + w1 * y1 + ...). Every product and sum is rounded. Overwrites
+ * y0. */
+static void add_up(const mp_experts *experts, const mp_expert_scratch *s, int64_t r, float scale, float *y) {
     const float *weight = s->weight + r * experts->used;
     const int32_t *entry = s->entry + r * experts->used;
     int64_t hidden = experts->hidden;
@@ -515,84 +470,22 @@ static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r
         for (int64_t i = 0; i < hidden; i++)
             sum[i] += weight[j] * more[i];
     }
+    if (experts->bias)
+        mp_kernels_get()->add(experts->bias, hidden, y);
     for (int64_t i = 0; i < hidden; i++)
         y[i] += scale * sum[i];
 }
 
 void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
                         void *scratch, void *own, mp_lease *lease, float *y) {
-    const mp_kernels *call = mp_kernels_get();
-    const expert_scratch s = lay_out(experts, M, scratch);
-    const int64_t hidden = experts->hidden, ffn = experts->ffn, wide = (int64_t)inner_width(experts);
-    const int64_t used = experts->used, n = M * used;
+    mp_expert_use use = {.experts = experts, .thread = thread, .lease = lease, .own = own, .M = M,
+                         .s = lay_out(experts, M, scratch)};
     int64_t begin, end;
-    mp_epilogue plain = {0};
-    mp_linear_forward(&experts->router, thread, x, hidden, M, NULL, NULL, NULL, &plain, s.scores, experts->count);
-    mp_team_barrier(thread);
+    route(&use, x);
+    mp_expert_fetch(&use);
+    multiply(&use, x);
+    mp_expert_fetched(&use);
     mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)
-        mp_route(&experts->routing, experts->correction, experts->count, experts->used, s.scores + r * experts->count,
-                 s.merit + r * experts->count, s.chosen + r * used, s.weight + r * used);
-    mp_team_barrier(thread);
-    if (thread->index == 0) {
-        experts_group(experts, M, &s);
-        begin_reads(experts, M, thread->count, &s);
-        for (int i = 0; i < 2; i++)
-            atomic_store_explicit(&s.taken[i], 0, memory_order_relaxed);
-    }
-    mp_team_barrier(thread);
-    const bool measured = atomic_load_explicit(&s.reads[MEASURED], memory_order_relaxed);
-    const bool scans = atomic_load_explicit(&s.reads[SCANS], memory_order_relaxed);
-    const uint64_t faults = measured && !scans ? mp_sys_major_faults() : 0;
-    if (!scans)
-        fetch(experts, thread, &s);
-
-    mp_acts acts;
-    mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), (int32_t)n, experts->hidden, s.acts);
-    mp_team_split(thread, n, 1, &begin, &end);
-    for (int64_t i = begin; i < end; i++)
-        memcpy(s.wide + i * hidden, x + s.row[i] * hidden, (size_t)hidden * sizeof *x);
-    mp_acts_fill(&acts, s.wide, hidden, (int)begin, (int)end);
-    mp_team_barrier(thread);
-    if (thread->index == 0)
-        mark_seen(experts, &s);
-    const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
-    const int parts = experts->plain ? 1 : 2;
-    int matrix = 0;
-    if (scans)
-        matrix = run_scan(experts, thread, &s, &first[2 - parts], parts, matrix, &acts, own, lease, s.inner, wide);
-    else
-        run_matrices(experts, thread, &s, &first[2 - parts], parts, &s.taken[0], &acts, own, lease, s.inner, wide);
-    mp_team_barrier(thread);
-
-    mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
-    for (int64_t i = begin; i < end; i++) {
-        float *gate = s.inner + i * wide;
-        if (experts->plain)
-            call->activate(experts->act, ffn, gate);
-        else if (experts->clamp > 0)
-            gate_clamped(experts->clamp, gate, gate + ffn, ffn);
-        else
-            call->gated(experts->act, gate, gate + ffn, ffn, gate);
-    }
-    mp_acts_fill(&acts, s.inner, wide, (int)begin, (int)end);
-    mp_team_barrier(thread);
-    if (scans)
-        run_scan(experts, thread, &s, second, 1, matrix, &acts, own, lease, s.wide, hidden);
-    else
-        run_matrices(experts, thread, &s, second, 1, &s.taken[1], &acts, own, lease, s.wide, hidden);
-    const bool waited = scans ? atomic_load_explicit(&s.scan->missed, memory_order_relaxed)
-                              : measured && mp_sys_major_faults() > faults;
-    if (measured && waited)
-        atomic_store_explicit(&s.reads[WAITED], 1, memory_order_relaxed);
-    mp_team_barrier(thread);
-    if (measured && thread->index == 0)
-        mp_expert_reads_add(experts->reads, atomic_load_explicit(&s.reads[WAITED], memory_order_relaxed));
-    if (thread->index == 0 && atomic_load_explicit(&s.reads[MISSED], memory_order_relaxed))
-        atomic_store_explicit(&experts->uses->missed_ns, mp_sys_now_ns(), memory_order_relaxed);
-
-    mp_team_split(thread, M, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++)
-        add_up(experts, &s, r, scale, y + r * hidden);
-    mp_team_barrier(thread);
+        add_up(experts, &use.s, r, scale, y + r * experts->hidden);
 }

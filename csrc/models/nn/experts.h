@@ -32,6 +32,7 @@ typedef struct mp_experts {
     bool plain;          /* no gates: act(up) */
     mp_routing routing;
     float *correction;   /* [count] routing bias, or NULL */
+    float *bias;         /* [hidden] added once to the outputs of each row, or NULL */
     mp_act act;
     float clamp;         /* 0, or GPT-OSS's clamp: gates g are limited to <= clamp, ups u to +-clamp, and a unit is (u +
                           * 1) g sigmoid(1.702 g); `act` is then ignored */
@@ -46,20 +47,21 @@ typedef struct mp_experts_shape {
     int32_t count, used, hidden, ffn;
     mp_routing routing;
     bool biased, plain;
+    bool output_bias; /* the layer has blk.{layer}.ffn_exps.bias */
     mp_act act;
     float clamp;
 } mp_experts_shape;
 
-/* Lets the experts that are added to the builder next keep packed copies, charged to `budget`, and measures their reads
- * in `reads`, which must outlive the experts. Sets *packed, which the caller owns, or to NULL if nothing may be kept:
- * the weights stay mapped, or are shared with worker processes, which do not share what they pack. */
-mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_expert_reads *reads,
-                          mp_error *error);
-/* Sets the facts of a model about its experts. packed: as set by mp_experts_keep. */
-void mp_experts_facts(const mp_packed_experts *packed, const mp_expert_reads *reads, mp_model_base *base);
+/* Lets the experts that are added to the builder next keep packed copies, charged to `budget`, unless the weights stay
+ * mapped, or are shared with worker processes, which do not share what they pack. Measures the reads of these
+ * experts. */
+mp_status mp_experts_keep(const mp_builder *builder, mp_budget *budget, mp_error *error);
+/* Sets the facts of a model about its experts. */
+void mp_experts_facts(const mp_weight_store *store, mp_model_base *base);
 /* Reads blk.{layer}.ffn_gate_inp and the experts' matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
  * The builder's weights must outlive the experts. */
-mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error);
+mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, const mp_builder *builder,
+                          mp_error *error);
 void mp_experts_deinit(mp_experts *experts);
 /* For weights that are packed at load: packs the experts of a layer that may be kept, while a third of the memory
  * budget stays free. Charges scratch to `budget` meanwhile. If the scratch is refused, or the lease is cancelled,
@@ -72,9 +74,10 @@ void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_le
 /* Scratch for a pass of M rows: shared by all threads, and private to each thread. */
 size_t mp_experts_scratch(const mp_experts *experts, int M);
 size_t mp_experts_thread_scratch(const mp_experts *experts);
-/* y [M, hidden] += scale * experts(x [M, hidden]). x must be complete. All threads of the region must call it, with the
- * same arguments except `own`. Reports progress to the lease before each matrix, which the system may have to read from
- * a disk; NULL: reports nothing. Ends with a barrier. */
+/* y [M, hidden] += bias; y += scale * experts(x [M, hidden]). x must be complete, and must not be y. All threads of the
+ * region must call it, with the same arguments except `own`. Reports progress to the lease before each matrix, which
+ * the system may have to read from a disk; NULL: reports nothing. Each thread ends with its rows of y (mp_team_split of
+ * M), WITHOUT a barrier. */
 void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
                         void *scratch, void *own, mp_lease *lease, float *y);
 

@@ -1,4 +1,4 @@
-/* nn/linear.h: linear layers over packed weights, and the builder that loads them.
+/* nn/linear.h: linear layers over packed weights. nn/builder.h loads them.
  *
  * A linear layer may have several parts that share their input (query, key and value; gate and up). Their outputs are
  * contiguous in a row, and activations are prepared once for all parts. */
@@ -6,16 +6,13 @@
 #define MP_MODELS_NN_LINEAR_H
 
 #include "base/arena.h"
-#include "base/shared_memory.h"
 #include "base/team.h"
 #include "files/weights.h"
 #include "kernels/kernels.h"
-#include "kernels/scaled.h"
 #include "models/engine.h"
 #include "models/nn/stored.h"
-#include "models/nn/weights_use.h"
 
-enum { MP_LINEAR_PARTS = 3, MP_BUILDER_NAME = 72 };
+enum { MP_LINEAR_PARTS = 3 };
 
 typedef struct mp_linear {
     int parts;
@@ -28,88 +25,6 @@ typedef struct mp_linear {
     struct mp_low_rank **updates; /* by adapter, NULL for those that leave the layer as it is (nn/adapter.h); or NULL */
     int first; /* views: index of the first part in the whole layer; otherwise 0 */
 } mp_linear;
-
-/* ---- building ---------------------------------------------------------------------------------------------------- */
-
-/* A matrix [heads * N, K] that is made of a part of another matrix, `from`, which has `stride` rows per head. The part
- * begins at row `first` of each head: N rows of K values, or, if `transposed`, K rows of N values to be transposed. */
-typedef struct mp_head_rows {
-    mp_scaled from;
-    int32_t heads, N, K, stride, first;
-    bool transposed;
-} mp_head_rows;
-
-/* Collects the tensors of a model, then allocates one slab for all of them and packs on every thread of the lease. */
-typedef struct mp_builder {
-    const mp_weights *weights;
-    mp_compute compute;
-    struct mp_build_job *jobs;
-    int count, capacity;
-    mp_shm *shared; /* NULL, or the memory of the slab: see `mp_load_args.shared` */
-    uint8_t *slab;  /* after finish: owned by the model, to be freed with mp_free; NULL if shared */
-    size_t slab_bytes; /* excludes the slack after the last tensor */
-    uint64_t charged; /* after finish: bytes charged to the budget */
-    int64_t parameters;
-    mp_weights_use use;   /* see mp_builder_read_use */
-    uint64_t pack_on_use; /* threshold in bytes for finish with MP_WEIGHTS_AUTO. If the matrices that may stay unpacked
-                           * have at least this total size, finish leaves all of them unpacked, else it packs all of
-                           * them */
-    mp_unpacked unpacked; /* which of the matrices added now may stay unpacked; calls of their layers must then pass
-                           * `panel_scratch` */
-    uint64_t mapped_bytes; /* bytes in the files of the matrices that are never packed */
-    float bias_scale;     /* factor on the biases of linear layers that are added next; 1 after init */
-    mp_stored *stored;    /* after finish: the unpacked matrices, owned by the model, or NULL */
-    struct mp_packed_experts *packed_experts; /* not owned: keeps packed copies of the experts that are added
-                                               * (nn/packed_experts.h), or NULL */
-    struct mp_expert_reads *expert_reads;     /* not owned: measures reads of the experts that are added
-                                               * (nn/expert_reads.h), or NULL */
-} mp_builder;
-
-void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);
-/* For families whose layers pass `panel_scratch`: sets `use` and `pack_on_use` from the spec and the options. Families
- * that do not call this pack all matrices. Call before adding matrices. */
-mp_status mp_builder_read_use(mp_builder *builder, mp_error *error);
-void mp_builder_deinit(mp_builder *builder); /* frees the job list, and the slab unless finish succeeded */
-/* Adds one part of a linear layer: tensor `name` [N, K]; bias_name NULL: no bias. Add the parts of a layer in order,
- * all with or all without a bias. `linear` must not move until finish. */
-mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
-                            int32_t K, mp_error *error);
-/* Adds a linear layer over unfolded neighbourhoods: tensor `name` [N, channels, size, size] as a matrix whose inputs
- * are ordered [size * size][channels]. The layer has one part; `bias_name` is as in mp_builder_linear. */
-mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
-                          int32_t channels, int32_t size, mp_error *error);
-/* Adds a part without a bias, from a matrix in memory that must stay valid until finish. `name` names the tensor in
- * errors. */
-mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const char *name, const mp_tensor *tensor,
-                               mp_error *error);
-/* As mp_builder_linear_of, from floats [N, K] allocated with mp_alloc. Takes ownership of `matrix`, also on failure. */
-mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, const char *name, float *matrix, int32_t N,
-                                  int32_t K, mp_error *error);
-/* Adds a part without a bias: the matrix that `rows` describes, as floats. `rows->N` must be a multiple of MP_PANEL_N.
- * Finish converts one head at a time per thread. `name` names the tensor in errors. */
-mp_status mp_builder_linear_by_head(mp_builder *builder, mp_linear *linear, const char *name, const mp_head_rows *rows,
-                                    mp_error *error);
-/* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. With
- * interleaved_heads > 0, the rows belong to this many heads; the two halves of a head follow one another in the tensor
- * and are interleaved in the layer. With interleaved_heads < 0, the reverse. With 0, the rows stay in their order.
- * Finish converts 32 rows at a time per thread, and fails with FORMAT if a value times `factor` is not finite. */
-mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, const char *name, int32_t N, int32_t K,
-                                      float factor, int64_t interleaved_heads, mp_error *error);
-/* Adds a vector of n values, converted to fp32. */
-mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
-/* Adds a vector like mp_builder_vector, with `add` added to each value. */
-mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *name, int64_t n, float add,
-                                 mp_error *error);
-/* Adds a matrix [rows, n], converted to fp32 but not packed: for mp_gemm_f32_plain. */
-mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
-                           mp_error *error);
-/* Allocates the slab (charged to the budget), packs, and releases source pages. Charges scratch while it packs. On
- * success the caller owns builder->slab and builder->stored. If the shared slab is already filled, charges and packs
- * nothing; its size must equal the packed size of these weights. */
-mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
-                            mp_error *error);
-
-/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* Scratch for the prepared activations of up to M rows, shared by all threads. */
 size_t mp_linear_scratch(const mp_linear *linear, int M);

@@ -2,7 +2,7 @@
 
 #include <stdio.h>
 
-mp_status mp_norm_read(mp_norm *norm, mp_builder *builder, const char *name, mp_norm like, mp_norm_bias bias,
+mp_status mp_norm_read(mp_norm *norm, const mp_builder *builder, const char *name, mp_norm like, mp_norm_bias bias,
                        float offset, mp_error *error) {
     char full[MP_BUILDER_NAME];
     *norm = (mp_norm){.n = like.n, .eps = like.eps, .root = like.root};

@@ -2,7 +2,7 @@
 #ifndef MP_MODELS_NN_NORM_H
 #define MP_MODELS_NN_NORM_H
 
-#include "models/nn/linear.h"
+#include "models/nn/builder.h"
 
 typedef struct mp_norm {
     float *weight, *bias; /* [n]; weight NULL: the network has no such norm; bias NULL: no bias */
@@ -15,7 +15,7 @@ typedef enum mp_norm_bias { MP_NORM_NO_BIAS, MP_NORM_BIAS, MP_NORM_BIAS_IF_THERE
 
 /* Has the builder load tensor `name`.weight, with `offset` added to each value, and `name`.bias. `like` gives n, eps
  * and root. `norm` must not move until the builder has finished. */
-mp_status mp_norm_read(mp_norm *norm, mp_builder *builder, const char *name, mp_norm like, mp_norm_bias bias,
+mp_status mp_norm_read(mp_norm *norm, const mp_builder *builder, const char *name, mp_norm like, mp_norm_bias bias,
                        float offset, mp_error *error);
 
 /* y [n] = norm of x [n]; y may be x. */

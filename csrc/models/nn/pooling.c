@@ -36,7 +36,7 @@ static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error)
 }
 
 /* Reads the dense layers for particular output sizes. Each can replace the head's only dense layer. */
-static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error) {
+static mp_status read_sizes(mp_head *head, const mp_builder *builder, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     const mp_value *value = mp_spec_find(spec, "mpool.dense_sizes");
     if (!value)
@@ -67,7 +67,7 @@ static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error)
     return MP_OK;
 }
 
-mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error) {
+mp_status mp_head_init(mp_head *head, const mp_builder *builder, int32_t hidden, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     *head = (mp_head){.hidden = hidden};
     bool normalize_default = true;

@@ -32,7 +32,7 @@ typedef struct mp_head {
 /* Reads mpool.pooling, mpool.dense_sizes, mpool.normalize, and the chain of layers `dense`. Has the builder load the
  * dense tensors: those of the chain, and dense.size.N for each of dense_sizes. `head` must not move until the builder
  * has finished. */
-mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
+mp_status mp_head_init(mp_head *head, const mp_builder *builder, int32_t hidden, mp_error *error);
 /* mp_head_gives returns true if the head can return vectors of `dimensions` components. mp_head_widest returns the
  * largest number of components that the head can return. */
 bool mp_head_gives(const mp_head *head, int dimensions);

@@ -24,7 +24,7 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
 }
 
 /* If the projector has a second layer, the file determines the number of outputs of the first layer. */
-static mp_status read_projector(mp_vision *vision, mp_builder *builder, mp_error *error) {
+static mp_status read_projector(mp_vision *vision, const mp_builder *builder, mp_error *error) {
     const mp_weights *weights = builder->weights;
     int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge, inner = vision->width;
     const char *bias0 = mp_weights_has(weights, "mm.0.bias") ? "mm.0.bias" : NULL;
@@ -44,7 +44,7 @@ static mp_status read_projector(mp_vision *vision, mp_builder *builder, mp_error
     return MP_OK;
 }
 
-mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **out,
+mp_status mp_vision_read(const mp_load_args *args, const mp_builder *builder, int32_t width, mp_vision **out,
                          mp_error *error) {
     const char *name;
     bool norm, no = false;
@@ -59,9 +59,11 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     if (!arch || (arch->family->load != mp_vit_load && arch->family->load != mp_vision_load))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.image_encoder",
                             "an image network", "%s", name);
-    builder->compute = mp_resolve_compute(args->compute);
-    MP_TRY(mp_vit_read(&vision->image_encoder, builder, args->spec, arch->flags, norm, error));
-    MP_TRY(read_projector(vision, builder, error));
+    mp_builder own = *builder;
+    own.compute = mp_resolve_compute(args->compute);
+    own.unpacked = MP_UNPACKED_NONE;
+    MP_TRY(mp_vit_read(&vision->image_encoder, &own, args->spec, arch->flags, norm, error));
+    MP_TRY(read_projector(vision, &own, error));
     if ((!vision->image_encoder.axial && vision->image_encoder.grid % vision->merge) ||
         (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
