@@ -84,7 +84,7 @@ class Entry:
             network.renew_lock()
         self.plans = {}  # the next request asks the pool for its registry, which restarts the child's threads
 
-    # ---- what requests need ----------------------------------------------------------------------------------------
+    # ---- used by requests ------------------------------------------------------------------------------------------
 
     @property
     def main(self) -> Entry:

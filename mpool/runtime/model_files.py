@@ -1,4 +1,4 @@
-"""What is read from the files of a model: its description, tokenizer and chat template, and the stamps of the files."""
+"""The contents of a model's files: its description, tokenizer and chat template, and the stamps of the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leads from a model of a pool to the one that takes over its name."""
+"""The link from a model of a pool to the model that takes over its name."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
 # ---- tokens
 
 def test_facts_of_a_handle(pool: mpool.Pool, bert: Path, llama: Path, tmp_path: Path) -> None:
-    """What servers and integrations ask a handle, before and after its files are read, change, and are read again."""
+    """A handle states its facts before and after its files are read, change, and are read again."""
     folder = Path(shutil.copytree(bert, tmp_path / "m"))
     paths = adapterfiles.two_adapters(folder, tmp_path)
     model = pool.register("mine", folder)

@@ -151,8 +151,11 @@ NOT_LISTED = {
 
 
 def test_every_reader_has_a_configuration() -> None:
-    """A family without a reader of its own needs none. A new reader is missing: add ``"decoder zeta": {"": {...}}`` with a small config.json to ``bad_values.json`` (or
-    ``encoder zeta``; ``gguf zeta`` with the keys of a GGUF file), and run this file as a script."""
+    """A family without a reader of its own needs none.
+
+    A new reader is missing: add ``"decoder zeta": {"": {...}}`` with a small config.json to ``bad_values.json`` (or
+    ``encoder zeta``; ``gguf zeta`` with the keys of a GGUF file), and run this file as a script.
+    """
     listed, files = set(), set()
     for name, rows in COMMITTED.items():
         if name.split()[0] in ("encoder", "decoder"):
