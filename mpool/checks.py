@@ -6,6 +6,7 @@ All modules of the package use these functions, which gives every invalid argume
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -229,8 +230,6 @@ def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5
         count: maximum number of names.
         cutoff: minimum similarity, from 0 to 1. Names that contain ``name`` count as similar.
     """
-    import difflib
-
     by_lower = {other.lower(): other for other in known}
     wanted = name.lower()[:200]
     close = difflib.get_close_matches(wanted, by_lower, n=count, cutoff=cutoff)

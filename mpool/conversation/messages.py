@@ -14,6 +14,7 @@ from ..images.base64_text import is_data_url
 from ..tokenizers.limits import MAX_CHARS
 from . import turns
 from .template import each_string
+from .tools import check_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
@@ -65,7 +66,6 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
             if role != "assistant":
                 raise InvalidArgument(param=f"{where}.role", got=f"{role!r} with tool_calls",
                                       allowed="'assistant' when the message has tool_calls")
-            from .tools import check_calls
 
             one["tool_calls"] = check_calls(where, calls)
         if role == "tool":

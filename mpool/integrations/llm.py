@@ -24,11 +24,11 @@ from llm.models import EmbeddingModel
 from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
 from pydantic import Field, create_model
 
+import mpool
+
 from .. import models as _models
-from ..api.functions import default_pool
 from ..checks import refuse
 from ..errors import InvalidArgument, MpoolError
-from ..pool import Pool
 from ..records import logger
 from ..tasks.sampling import TABLE
 from ._choices import call_limit
@@ -179,8 +179,8 @@ def register_commands(cli: click.Group) -> None:
 def _find_model(name: str, ref: str) -> PluginModel:
     if name in {model.name for model in catalogue_models()}:
         refuse("name", name, "a name that is not in mpool's catalogue")
-    with Pool() as pool:
-        pool._names.check_free(name, None)
+    with mpool.Pool() as pool:
+        pool.check_free(name)
         model = pool.get(str(_models.parse_reference(ref)))
         return PluginModel(name, model.ref, model.capability)
 
@@ -216,7 +216,7 @@ class MpoolChat(_Chat, llm.Model):
                 conversation: llm.Conversation | None) -> Iterator[str | StreamEvent]:
         """Yield the completion, in chunks if ``stream`` is true. Called by ``llm``."""
         messages, options = self._arguments(prompt)
-        with default_pool().chat(messages, self.ref, stream=True, **options) as chunks:
+        with mpool.chat(messages, self.ref, stream=True, **options) as chunks:
             if stream:
                 for chunk in chunks:
                     yield from _events(chunk)
@@ -234,10 +234,8 @@ class AsyncMpoolChat(_Chat, llm.AsyncModel):
     async def execute(self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse,
                       conversation: llm.AsyncConversation | None) -> AsyncGenerator[str | StreamEvent, None]:
         """See :meth:`MpoolChat.execute`."""
-        from .. import aio
-
         messages, options = self._arguments(prompt)
-        async with aio.chat(messages, self.ref, stream=True, **options) as chunks:
+        async with mpool.aio.chat(messages, self.ref, stream=True, **options) as chunks:
             if stream:
                 async for chunk in chunks:
                     for event in _events(chunk):
@@ -306,8 +304,8 @@ class MpoolEmbedding(EmbeddingModel):
     def embed_batch(self, items: Iterable[str | bytes], *, key: str | None = None) -> Iterator[list[float]]:
         """Return the vectors of texts and images in the order of the items. Called by ``llm``."""
         inputs = list(items)
-        pool, vectors = default_pool(), dict[int, list[float]]()
-        for kind, function in ((str, pool.embed), (bytes, pool.embed_image)):
+        vectors: dict[int, list[float]] = {}
+        for kind, function in ((str, mpool.embed), (bytes, mpool.embed_image)):
             indices = [index for index, item in enumerate(inputs) if isinstance(item, kind)]
             if indices:
                 embed: Any = function

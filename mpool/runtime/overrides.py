@@ -20,6 +20,14 @@ _POOLING = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
 _MIN_LENGTH = 4
 
 
+def checked(**settings: Any) -> dict[str, Any]:
+    """Return the settings that a caller gave, checked as far as it goes without the files of the model."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if given:
+        check(given)
+    return given
+
+
 def check(settings: Mapping[str, Any]) -> None:
     """Check settings before the files of their model are read.
 
@@ -125,4 +133,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
     return replace(found, image=image, networks=networks, spec=replace(found.spec, kv=kv))
 
 
-__all__ = ["check", "override"]
+__all__ = ["check", "checked", "override"]

@@ -97,12 +97,12 @@ def plan(entry: Entry, options: Any) -> Plan:
         WrongCapability: the model is a reranker and the request is for vectors, or the reverse.
     """
     entry = entry.for_task(options.task)
-    if options.adapter is not None and options.adapter in entry.own_adapters():
+    if options.adapter is not None and options.adapter in entry.setup.own_adapters():
         options = _with_instruction(entry, options)
     found = plan_of(entry, options, (options.dimensions, options.normalize, options.truncate, options.parse_special,
                                       getattr(options, "allow_token_ids", True)), _make_plan)
     name = options.adapter if options.adapter is not None else _own_adapter(entry, options)
-    return found if name is None else replace(found, adapter=entry.adapter_id(name))
+    return found if name is None else replace(found, adapter=entry.setup.adapter_id(name))
 
 
 def _own_adapter(entry: Entry, options: Any) -> str | None:

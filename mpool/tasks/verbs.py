@@ -273,7 +273,7 @@ Source:
 
 EMBED_ITER = Verb(
     'embed_iter', 'text_embedding', (
-        Parameter('iterable', 'Iterable[str]',
+        Parameter('texts', 'Iterable[str]',
               'texts from any iterable, such as a generator, an open text file or a column of a table.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),

@@ -216,7 +216,7 @@ MP_TEST(models_bytes_unknown_type) {
 }
 
 MP_TEST_SECONDS(models_contract_bytes, 300) {
-    check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true, .more = keep_bytes});
+    check_kind(&(tiny_kind){.arch = "qwen3", .more = keep_bytes});
 }
 
 MP_TEST_SECONDS(models_contract_bytes_windows, 300) {
@@ -224,24 +224,23 @@ MP_TEST_SECONDS(models_contract_bytes_windows, 300) {
 }
 
 MP_TEST_SECONDS(models_contract_bytes_scaled, 300) {
-    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true,
-                            .more = keep_bytes});
+    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .scaled = true, .more = keep_bytes});
 }
 
 MP_TEST_SECONDS(models_contract_bytes_latents, 300) {
-    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6, .latents = true, .more = keep_bytes});
+    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6, .more = keep_bytes});
 }
 
 MP_TEST_SECONDS(models_contract_head_norms, 300) {
-    check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true});
+    check_kind(&(tiny_kind){.arch = "qwen3"});
 }
 
 MP_TEST_SECONDS(models_contract_scaled, 300) {
-    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true});
+    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .scaled = true});
 }
 
 MP_TEST_SECONDS(models_contract_experts, 300) {
-    check_kind(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6});
+    check_kind(&(tiny_kind){.arch = "qwen3moe", .experts = 6});
 }
 
 MP_TEST_SECONDS(models_contract_sinks, 300) {
@@ -249,8 +248,10 @@ MP_TEST_SECONDS(models_contract_sinks, 300) {
 }
 
 MP_TEST_SECONDS(models_contract_latents, 300) {
-    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6, .latents = true});
+    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6});
 }
+
+MP_TEST_SECONDS(models_contract_norms_of_outputs, 300) { check_kind(&(tiny_kind){.arch = "olmo2"}); }
 
 MP_TEST_SECONDS(models_contract_long_rope, 300) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
@@ -278,9 +279,9 @@ MP_TEST_SECONDS(models_bytes_are_close, 60) {
     enum { PROMPT = 100 };
     static const mp_dtype floats[] = {MP_F32};
     static float logits[2][PROMPT * TINY_VOCAB];
-    const tiny_kind kinds[] = {{.arch = "qwen3", .head_norms = true},
+    const tiny_kind kinds[] = {{.arch = "qwen3"},
                                {.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true},
-                               {.arch = "deepseek2", .experts = 6, .latents = true}};
+                               {.arch = "deepseek2", .experts = 6}};
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++)
         prompt[i] = i * 37 % TINY_VOCAB;
@@ -312,7 +313,7 @@ MP_TEST_SECONDS(models_bytes_are_close, 60) {
         }
         MP_CHECK(far > 0 && sqrt(far / size) < 0.05);
         /* 32 floats become 32 bytes, a scale and one multiplier */
-        MP_CHECK(bytes[1] * 4 * 32 == bytes[0] * (32 + 4 + 1) || kinds[k].latents);
+        MP_CHECK(bytes[1] * 4 * 32 == bytes[0] * (32 + 4 + 1) || strcmp(kinds[k].arch, "deepseek2") == 0);
     }
 }
 
@@ -404,12 +405,12 @@ MP_TEST(models_contract_recorded) {
     } kinds[] = {
         {{.arch = "llama"}, {-143.7138, 32.3465}},
         {{.arch = "llama", .window = 9}, {-98.67845, 15.6966}},
-        {{.arch = "qwen3", .head_norms = true}, {150.4037, 26.69991}},
-        {{.arch = "gemma3", .window = 9, .head_norms = true, .output_norms = true, .scaled = true},
+        {{.arch = "qwen3"}, {150.4037, 26.69991}},
+        {{.arch = "gemma3", .window = 9, .scaled = true},
          {-93.18233, 19.35163}},
-        {{.arch = "qwen3moe", .head_norms = true, .experts = 6}, {101.2063, 31.46143}},
+        {{.arch = "qwen3moe", .experts = 6}, {101.2063, 31.46143}},
         {{.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true}, {-236.4597, 53.92242}},
-        {{.arch = "deepseek2", .experts = 6, .latents = true}, {163.4323, 28.08222}},
+        {{.arch = "deepseek2", .experts = 6}, {163.4323, 28.08222}},
         {{.arch = "phi3", .long_from = 180}, {-23.23154, 37.33223}},
         {{.arch = "phi3", .long_from = 20}, {25.80075, 34.44707}},
     };

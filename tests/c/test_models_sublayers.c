@@ -235,7 +235,7 @@ MP_TEST(models_sublayers_refuse_a_norm_of_experts) {
     mp_lease lease;
     mp_loader loader;
     mp_model *model = NULL;
-    mp_spec *spec = tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma2", .output_norms = true, .experts = 5}, types, 1,
+    mp_spec *spec = tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma2", .experts = 5}, types, 1,
                                          92, -1);
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();

@@ -23,12 +23,35 @@ static float spread_inverse(const mp_attend *run, int n) {
     return in_bytes(run) ? 1.0f / (float)mp_hadamard_size(n) : 1.0f;
 }
 
-/* Norms and rotates one head of a query or key, if the layer has the norm and the rotation. */
+/* Returns true if the norm applies to all heads of a row together. */
+static bool is_wide(const mp_attend *run, const mp_norm *norm) { return norm->n > run->attention->shape->head_dim; }
+
+/* Norms queries and keys over all heads together, if the mixer has such norms. Ends with a barrier then. */
+static void norm_wide(const mp_attend *run) {
+    const mp_paged_attention *attention = run->attention;
+    const mp_attention_shape *shape = attention->shape;
+    const bool q = is_wide(run, &attention->q_norm), k = is_wide(run, &attention->k_norm);
+    int64_t begin, end;
+    if (!q && !k)
+        return;
+    mp_team_split(run->view->context.thread, run->view->rows, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++) {
+        float *const row = run->qkv + r * shape->qkv_width, *const keys = row + shape->heads * shape->head_dim;
+        if (q)
+            mp_norm_row(&attention->q_norm, row, row);
+        if (k)
+            mp_norm_row(&attention->k_norm, keys, keys);
+    }
+    mp_team_barrier(run->view->context.thread);
+}
+
+/* Norms and rotates one head of a query or key, if the mixer has a norm of single heads and the rotation. */
 static void norm_and_rotate(const mp_attend *run, const mp_norm *norm, int row, float *x) {
+    static const mp_norm none = {0};
     const mp_decoder *model = run->pass->model;
     const mp_attention_shape *shape = run->attention->shape;
     const bool rotated = run->attention->rope >= 0;
-    mp_attention_place(norm, rotated ? &model->rope[0] : NULL,
+    mp_attention_place(is_wide(run, norm) ? &none : norm, rotated ? &model->rope[0] : NULL,
                        rotated ? mp_decoder_rotation(run->pass, row, run->attention->rope) : NULL,
                        shape->rotated_from, 1, shape->head_dim, x);
 }
@@ -247,6 +270,7 @@ static void attend_split(const mp_attend *run) {
 }
 
 void mp_attend_rows(const mp_attend *run) {
+    norm_wide(run);
     if (run->plan->mode != MP_ATTEND_FUSED) {
         store_all(run);
         mp_team_barrier(run->view->context.thread);
@@ -257,7 +281,6 @@ void mp_attend_rows(const mp_attend *run) {
         attend_units(run);
     mp_team_barrier(run->view->context.thread);
 }
-
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
@@ -299,9 +322,11 @@ mp_attend mp_attend_begin(const mp_decoder_pass *pass, const mp_decoder_view *vi
 
 mp_status mp_attend_read_options(const mp_layer_reader *reader, mp_paged_attention *attention, mp_error *error) {
     const mp_attention_shape *shape = attention->shape;
-    const bool norms = (reader->flags & MP_DECODER_HEAD_NORMS) != 0;
-    MP_TRY(mp_reader_norm(reader, &attention->q_norm, "attn_q_norm", shape->head_dim, norms, error));
-    MP_TRY(mp_reader_norm(reader, &attention->k_norm, "attn_k_norm", shape->head_dim, norms, error));
+    const bool wide = reader->flags & MP_DECODER_QUERY_NORMS, norms = wide || reader->flags & MP_DECODER_HEAD_NORMS;
+    const int32_t q = wide ? shape->heads * shape->head_dim : shape->head_dim;
+    const int32_t k = wide ? shape->kv_heads * shape->head_dim : shape->head_dim;
+    MP_TRY(mp_reader_norm(reader, &attention->q_norm, "attn_q_norm", q, norms, error));
+    MP_TRY(mp_reader_norm(reader, &attention->k_norm, "attn_k_norm", k, norms, error));
     return mp_reader_vector(reader, &attention->sinks, "attn_sinks", shape->heads,
                             (reader->flags & MP_DECODER_SINKS) != 0, error);
 }

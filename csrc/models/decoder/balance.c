@@ -70,8 +70,10 @@ static void balance_head(const mp_decoder *model, const mp_paged_attention *atte
     double q_rest = 0, k_rest = 0; /* squared sizes without the biases */
     float q[MP_HEAD_MAX], k[MP_HEAD_MAX];
     if (attention->k_norm.weight) {
-        measure(model, attention, attention->q_norm.weight, 1, 0, q);
-        measure(model, attention, attention->k_norm.weight, 1, 0, k);
+        const mp_norm *q_norm = &attention->q_norm, *k_norm = &attention->k_norm;
+        const int q_wide = q_norm->n > d ? d : 0, k_wide = k_norm->n > d ? d : 0; /* norms of all heads together */
+        measure(model, attention, q_norm->weight + head * group * q_wide, q_wide ? group : 1, q_wide, q);
+        measure(model, attention, k_norm->weight + head * k_wide, 1, 0, k);
     } else {
         const mp_linear *qkv = &attention->qkv;
         measure(model, attention, qkv->bias + head * group * d, group, d, q);

@@ -44,7 +44,7 @@ typedef struct mp_attention_shape { /* sizes of attention; a pass lists the work
 typedef struct mp_paged_attention { /* attention over the KV cache: decoder/attention.c */
     const mp_attention_shape *shape; /* one of mp_decoder.shapes */
     mp_linear qkv; /* queries, keys, values side by side; latent attention: the projections to the latents */
-    mp_norm q_norm, k_norm; /* [head_dim]; skipped if it has no weight */
+    mp_norm q_norm, k_norm; /* [head_dim], or of all heads together; skipped if it has no weight */
     float *balance; /* [kv_heads, head_dim] factors on queries, divisors of the store's keys, in a cache of bytes
                      * (decoder/balance.c); or NULL */
     float *sinks;   /* [heads] attention sinks: scores without a value; or NULL */

@@ -22,7 +22,7 @@ size_t mp_attention_partial_floats(const mp_attention_shape *shape); /* split mo
  * results of a row block stay in L2, and all row blocks but the first find the layer's weights in a nearer cache. A row
  * block has at most MP_DECODER_ROWS rows; blocks are as equal as whole kernel tiles allow. MoE models use a single row
  * block, because few rows use an expert, and each block would read and pack its experts again. */
-enum { MP_DECODER_ROWS = 192, MP_DECODER_TILE = 12 };
+enum { MP_DECODER_ROWS = 192, MP_DECODER_TILE = 12, MP_DECODER_JOINED = 16 /* `least_joined` of row contexts */ };
 /* Returns the maximum rows of a block in a pass over M rows, or over any part of them. */
 static inline int mp_decoder_most_rows(const mp_decoder *model, int M) {
     return M < MP_DECODER_ROWS || model->experts.count > 0 ? M : MP_DECODER_ROWS;

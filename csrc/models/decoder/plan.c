@@ -13,7 +13,7 @@ static int tile_rows(const mp_attention_shape *shape) { return MP_ATTN_ROWS / mp
 
 /* Returns the scratch of all blocks and of the head, for row blocks of up to M rows. */
 static mp_block_needs block_needs(const mp_decoder *model, int M, int most_blocks) {
-    mp_block_needs needs = {0};
+    mp_block_needs needs = {.least_joined = MP_DECODER_JOINED};
     const mp_mixer *mixer;
     const mp_ffn *ffn;
     mp_needs_linear(&needs, &model->head, M);

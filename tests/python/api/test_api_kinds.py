@@ -79,7 +79,7 @@ def test_asynchronous_iterables_need_aio(pool: mpool.Pool, bert: Path) -> None:
 
     for call in (pool.embed_iter, mpool.embed_iter):
         error = refused(lambda: call(texts(), bert),  # type: ignore[arg-type]
-                        "`iterable` must be an iterable of str, got async_generator", "iterable")
+                        "`texts` must be an iterable of str, got async_generator", "texts")
         assert error.hint == "mpool.aio.embed_iter accepts asynchronous iterables"
 
 

@@ -32,7 +32,7 @@ FORMATS = [{"type": "regex", "regex": "("}, {"type": "grammar", "grammar": "star
            {"type": "grammar", "grammar": "root ::= none"}, {"type": "grammar", "grammar": "start: start"}, STRICT]
 #: Verb -> its arguments and the dataclass of its options.
 VERBS: dict[str, tuple[dict[str, Any], type]] = {
-    "embed": ({"inputs": "x"}, of.EmbedOptions), "embed_iter": ({"iterable": ["x"]}, of.EmbedIterOptions),
+    "embed": ({"inputs": "x"}, of.EmbedOptions), "embed_iter": ({"texts": ["x"]}, of.EmbedIterOptions),
     "embed_sparse": ({"inputs": "x"}, of.SparseOptions), "embed_tokens": ({"inputs": "x"}, of.TokenOptions),
     "embed_all": ({"inputs": "x"}, of.AllOptions), "embed_image": ({"images": IMAGE}, of.ImageOptions),
     "rerank": ({"query": "x", "documents": ["y"]}, of.RerankOptions), "classify": ({"texts": "x"}, of.ClassifyOptions),
@@ -57,9 +57,9 @@ ARGUMENTS = {"embed": [({"inputs": np.array([[1, 2]])}, "inputs"), ({"inputs": {
                        ({"inputs": ["x"], "precision": "int8"}, "precision"), ({"inputs": HALF}, "inputs"),
                        ({"inputs": [[1], [True]]}, "inputs[1][0]"), ({"inputs": [[2**40]]}, "inputs[0][0]"),
                        ({"inputs": [[1], []]}, "inputs[1]")],
-             "embed_iter": [({"iterable": ["x", 5]}, "iterable[1]"), ({"iterable": [[1.5]]}, "iterable[0][0]"),
-                            ({"iterable": [("x", HALF)], "output": "labels"}, "iterable[0][1]"),
-                            ({"iterable": ("x", HALF), "output": "spans"}, "iterable[1]")],
+             "embed_iter": [({"texts": ["x", 5]}, "texts[1]"), ({"texts": [[1.5]]}, "texts[0][0]"),
+                            ({"texts": [("x", HALF)], "output": "labels"}, "texts[0][1]"),
+                            ({"texts": ("x", HALF), "output": "spans"}, "texts[1]")],
              "embed_sparse": [({"inputs": [None]}, "inputs[0]"), ({"inputs": ["x", HALF]}, "inputs[1]")],
              "rerank": [({"query": "x", "documents": ["y", 5]}, "documents[1]"),
                         ({"query": "x", "documents": ["y", HALF]}, "documents[1]")],

@@ -1,7 +1,5 @@
 """Chat templates: rendering compared with transformers, limits for malicious templates, and control tokens."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import threading

@@ -1,8 +1,6 @@
 """The plugin for the command llm: discovery, list of models, completions, streams, schemas, tools, images, vectors,
 errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
@@ -117,15 +115,13 @@ def test_tools(run: RunCommand, llama: Path, monkeypatch: pytest.MonkeyPatch) ->
     with mpool.Pool() as pool:
         model = pool.register("tools", llama, chat_template=toolmodels.HERMES)
 
-        class RecordingPool:
-            """Records the conversations. Forces a tool call in the first turn and forbids one in the second."""
+        def chat(messages: Any, ref: str, **options: Any) -> Any:
+            """Record the conversation. Force a tool call in the first turn and forbid one in the second."""
+            conversations.append(messages)
+            choice = "required" if len(conversations) == 1 else "none"
+            return pool.chat(messages, model, **options, tool_choice=choice, parallel_tool_calls=False)
 
-            def chat(self, messages: Any, ref: str, **options: Any) -> Any:
-                conversations.append(messages)
-                choice = "required" if len(conversations) == 1 else "none"
-                return pool.chat(messages, model, **options, tool_choice=choice, parallel_tool_calls=False)
-
-        monkeypatch.setattr(plugin, "default_pool", RecordingPool)
+        monkeypatch.setattr(mpool, "chat", chat)
         chain = llm.get_model("mpool/small").chain("Weather?", tools=[weather], options={"seed": 2, "max_tokens": 700})
         chain.text()
     assert len(cities) == 1 and len(conversations) == 2
