@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from ._version import __version__ as __version__
 from .host import forks as _forks  # noqa: F401  (registers what a fork waits for)
 
-_MODULES = ("aio", "errors", "models", "tokenizers")
+_MODULES = ("aio", "debug", "errors", "models", "tokenizers")
 _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "FileError", "FormatError", "IntegrityError",
            "InternalError", "InvalidArgument", "LimitError", "MemoryExhausted", "ModelError", "MpoolError", "NoWorkers",
            "NumericError", "OfflineError", "Overloaded", "PoolError", "RecvError", "SendError", "ShuttingDown",
@@ -36,9 +36,6 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "runtime.history": ("RequestRecord",),
     "tasks.classification": ("Classification", "Classifications", "LabelScore"),
     "tasks.options": ("CallOptions",),
-    "tasks.capture_files": ("CaptureRecord", "read_capture"),
-    "tasks.captures": ("Capture", "CaptureJob", "capture"),
-    "debug.comparing": ("CaptureComparison", "CaptureDifference", "compare_captures"),
     "config": ("PoolConfig",),
     "tasks.text_to_image": ("ImageStream",),
     "tasks.iterating": ("EmbedIterator",),
@@ -51,11 +48,11 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "tasks.rerank": ("RankedDocument", "Ranking"),
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta", "TopLogprob",
                 "Usage"),
-    "debug.show": ("show_config",),
+    "debug": ("show_config",),
     "search.late_interaction": ("PackedTokens", "maxsim", "quantize_tokens"),
     "search.token_pooling": ("pool_tokens",),
     "search.nearest": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
-    "tasks.similarity": ("similarity",),
+    "search.similarity": ("similarity",),
     "tasks.streams": ("Stream",),
     "tasks.token_labels": ("LabelledSpan", "TokenClassification", "TokenClassifications"),
 }.items() for name in names}

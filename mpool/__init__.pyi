@@ -1,6 +1,7 @@
 """Public names for type checkers. ``__init__.py`` imports each on first use."""
 
 from . import aio as aio
+from . import debug as debug
 from . import errors as errors
 from . import models as models
 from . import tokenizers as tokenizers
@@ -39,10 +40,7 @@ from .api.functions import tokenize as tokenize
 from .api.functions import unload as unload
 from .api.functions import vision as vision
 from .config import PoolConfig as PoolConfig
-from .debug.comparing import CaptureComparison as CaptureComparison
-from .debug.comparing import CaptureDifference as CaptureDifference
-from .debug.comparing import compare_captures as compare_captures
-from .debug.show import show_config as show_config
+from .debug import show_config as show_config
 from .errors import Cancelled as Cancelled
 from .errors import CircuitOpen as CircuitOpen
 from .errors import ContextOverflow as ContextOverflow
@@ -96,12 +94,8 @@ from .search.nearest import Neighbours as Neighbours
 from .search.nearest import community_detection as community_detection
 from .search.nearest import paraphrase_mining as paraphrase_mining
 from .search.nearest import semantic_search as semantic_search
+from .search.similarity import similarity as similarity
 from .search.token_pooling import pool_tokens as pool_tokens
-from .tasks.capture_files import CaptureRecord as CaptureRecord
-from .tasks.capture_files import read_capture as read_capture
-from .tasks.captures import Capture as Capture
-from .tasks.captures import CaptureJob as CaptureJob
-from .tasks.captures import capture as capture
 from .tasks.classification import Classification as Classification
 from .tasks.classification import Classifications as Classifications
 from .tasks.classification import LabelScore as LabelScore
@@ -116,7 +110,6 @@ from .tasks.jobs import Job as Job
 from .tasks.options import CallOptions as CallOptions
 from .tasks.rerank import RankedDocument as RankedDocument
 from .tasks.rerank import Ranking as Ranking
-from .tasks.similarity import similarity as similarity
 from .tasks.streams import Stream as Stream
 from .tasks.text_to_image import ImageStream as ImageStream
 from .tasks.token_labels import LabelledSpan as LabelledSpan

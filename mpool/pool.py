@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from . import _core
-    from .debug.show import ModelTable
+    from .debug import ModelTable
     from .runtime.events import Kind, PoolEvent
     from .runtime.health import CapabilityPools, Health, Pong
     from .tasks.options import Compute
@@ -477,22 +477,22 @@ class Pool(PoolVerbs):
         """Return the state, memory and request counts of the models in use.
 
         Returns:
-            Sequence of :class:`mpool.debug.show.ModelRow`, ordered by key. It is displayed as a table in a terminal and
-            in a notebook.
+            Sequence of :class:`mpool.debug.ModelRow`, ordered by key. It is displayed as a table in a terminal and in a
+            notebook.
 
         Example:
             >>> _ = mpool.embed("A sentence.")
             >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
             ['text_embedding']
         """
-        from .debug import show
+        from .debug import table
 
         entries = self._names.entries()
         isolated = {key for entry in entries if entry.runs_in == "process" for key in entry.core_keys()}
         drafts = {key: entry.loading.draft for entry in entries if entry.loading.draft for key in entry.core_keys()}
         adapters = {key: entry.adapter_names for entry in entries if entry.loading.adapters
                     for key in entry.core_keys()}
-        return show.table(self._registry.entries() if self._registry is not None else (), isolated, drafts, adapters)
+        return table(self._registry.entries() if self._registry is not None else (), isolated, drafts, adapters)
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..debug.show import ModelTable
+from ..debug import ModelTable
 from ..images.loading import ImageInput
 from ..model import Model
 from ..pool import Pool

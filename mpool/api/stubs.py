@@ -121,7 +121,7 @@ def functions() -> str:
                           "TextEmbeddings, TokenVectors\n"
                           "from .tasks.iterating import EmbedIterator\n"
                           "from .tasks.jobs import Job\n")]
-    lines[0] += ("from .debug.show import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
+    lines[0] += ("from .debug import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
                  "from .runtime.history import RequestRecord\n"
                  "from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n")
     lines += ["FORWARDED: tuple[str, ...]", "_default: Pool | None", "pools: CapabilityPools", "",
@@ -142,7 +142,7 @@ def functions() -> str:
                 starred = True
             default = "" if one.default is one.empty else f" = {one.default!r}"
             parameters.append(f"{one.name}: {one.annotation}{default}")
-        result = str(signature.return_annotation).removeprefix("show.")
+        result = str(signature.return_annotation)
         lines.append(_definition("", f"def {name}", parameters, result))
     for verb in VERBS.values():
         lines += _verb(verb, "function")

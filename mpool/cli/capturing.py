@@ -23,7 +23,7 @@ from .common import (
 from .talking import sampling_of
 
 if TYPE_CHECKING:
-    from ..debug.comparing import CaptureComparison, CaptureDifference, Grade
+    from ..debug import CaptureComparison, CaptureDifference, Grade
 
 
 def capture(arguments: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def capture(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture compare``. The exit code is 1 if the captures differ by more than allowed."""
-    from ..debug.comparing import GRADES, compare_captures
+    from ..debug import GRADES, compare_captures
 
     found = compare_captures(arguments.first, arguments.second, tokens=arguments.tokens)
     if arguments.json:

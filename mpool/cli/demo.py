@@ -90,7 +90,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def _machine(show: Any) -> dict[str, Any]:
-    from ..debug.show import show_config
+    from ..debug import show_config
 
     found = show_config("dicts")
     cpu = found["cpu"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def megabytes(count: int | None) -> str:
     """Format bytes as megabytes (10**6 bytes)."""
-    from ..debug.show import megabytes as text
+    from ..debug import megabytes as text
 
     return text(count or 0)
 
@@ -145,7 +145,7 @@ def _count(number: int | None) -> str:
 def show(arguments: argparse.Namespace) -> int:
     """Run ``mpool show``. Downloads nothing."""
     if arguments.model is None:
-        from ..debug.show import show_config
+        from ..debug import show_config
 
         found = show_config("dicts") if arguments.json else show_config()
         if arguments.json:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     _Position = tuple[tuple[str, int], int, str]
 
 Grade = Literal["exact", "close", "acceptable", "apart"]
-_CAPTURES = "a file, a folder, or an iterable of mpool.CaptureRecord"
+_CAPTURES = "a file, a folder, or an iterable of mpool.debug.CaptureRecord"
 #: Grade -> maximum absolute difference.
 GRADES: dict[Grade, float] = {"exact": 1e-5, "close": 1e-3, "acceptable": 1e-1, "apart": math.inf}
 
@@ -58,7 +58,7 @@ class CaptureDifference:
 
 @dataclass(frozen=True, slots=True)
 class CaptureComparison:
-    """Result of :func:`mpool.compare_captures`.
+    """Result of :func:`mpool.debug.compare_captures`.
 
     Attributes:
         differences: one difference per record, in the order of the first capture.
@@ -111,10 +111,10 @@ def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | N
         InvalidArgument: ``tokens`` is not 1 or more, or a capture has no records.
 
     Example:
-        >>> with mpool.capture() as a, mpool.capture() as b:
+        >>> with mpool.debug.capture() as a, mpool.debug.capture() as b:
         ...     for capture in (a, b):
         ...         done = mpool.generate("Hello", temperature=0, max_tokens=3, capture=capture)
-        >>> found = mpool.compare_captures(a.records(), b.records())
+        >>> found = mpool.debug.compare_captures(a.records(), b.records())
         >>> found.grade, found.worst.most, found.departs()
         ('exact', 0.0, None)
     """

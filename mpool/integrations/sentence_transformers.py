@@ -24,12 +24,12 @@ from ..names import COMPUTE, SIMILARITIES
 from ..records import logger
 from ..runtime import overrides
 from ..runtime.swapping import for_current
+from ..search.similarity import similarity as _similarity
 from ..tasks import options as _options
 from ..tasks import requests
 from ..tasks import text_embedding as embedding
 from ..tasks.options import PRECISIONS, EmbedOptions
 from ..tasks.rerank import function_of
-from ..tasks.similarity import similarity as _similarity
 from ..tasks.text_embedding import TASKS
 from ..tasks.vectors import activate, quantize
 from . import _requests

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..checks import refuse
 from ..search.nearest import semantic_search as _search
-from ..tasks.similarity import similarity as _similarity
+from ..search.similarity import similarity as _similarity
 from ._tensors import array_of, has_tensor, tensor_of
 
 #: Function of the library -> what to use instead.

@@ -83,7 +83,7 @@ class ModelHealth:
     """Health of a model that is or was in use.
 
     Attributes:
-        state: as in :class:`mpool.debug.show.ModelRow`.
+        state: as in :class:`mpool.debug.ModelRow`.
         breaker: state of the circuit breaker: ``"closed"``, ``"open"``, ``"half-open"``.
         workers: counts of the model's workers.
         queue_depth, queue_capacity: waiting requests, and their maximum, of the fullest service class (requests of one

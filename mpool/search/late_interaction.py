@@ -17,8 +17,8 @@ from ..checks import integer, refuse
 from ..errors import InvalidArgument
 from ..host.resources import typed
 from ..tasks.embedding_results import refuse_results
-from ..tasks.similarity import array_of, refuse_wide
 from .nearest import Neighbours, queries_at_once
+from .similarity import array_of, refuse_wide
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -17,7 +17,7 @@ from ..api.functions import default_pool
 from ..checks import integer, one_of, real, refuse
 from ..errors import InvalidArgument
 from ..host.resources import typed
-from ..tasks.similarity import refuse_mixed, refuse_wide, vectors_of
+from .similarity import refuse_mixed, refuse_wide, vectors_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -6,9 +6,13 @@ Any ASGI server can run the application; it is tested with uvicorn, hypercorn an
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
 
 from ..checks import refuse
 from ..host import native_calls
@@ -29,7 +33,8 @@ from .anthropic.messages import OPERATIONS as ANTHROPIC
 from .errors import Refusal
 from .guard import App, CrossOrigin, GuardState, HostGuard, Scope, TokenGuard, refusal_response
 from .openai.table import OPERATIONS as OPENAI
-from .operations import Endpoint, Operation
+from .openapi import describe
+from .operations import Context, Endpoint, Operation
 from .settings import Settings
 from .state import State
 
@@ -37,11 +42,24 @@ if TYPE_CHECKING:
     from ..config import PoolConfig
     from ..pool import Pool
 
+
+@functools.lru_cache(maxsize=2)
+def _document(strict: bool) -> bytes:
+    return msgspec.json.encode(describe(OPERATIONS, strict))
+
+
+async def openapi(context: Context, body: None) -> Response:
+    """Return the OpenAPI document, which is generated once and then cached."""
+    return Response(_document(context.state.settings.strict), media_type="application/json")
+
+
 #: All operations of the server, in the order of the OpenAPI document.
 OPERATIONS: tuple[Operation, ...] = (
-    *operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS, *classifying.OPERATIONS,
-    *pooling.OPERATIONS, *text_embeddings_inference.OPERATIONS, *labelling.OPERATIONS, *tokens.OPERATIONS,
-    *ANTHROPIC, *ollama.OPERATIONS, *swapping.OPERATIONS, *dashboard.OPERATIONS)
+    *operational.OPERATIONS,
+    Operation("GET", "/openapi.json", openapi, None, dict[str, Any], "This document", name="openapi"),
+    *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS, *classifying.OPERATIONS, *pooling.OPERATIONS,
+    *text_embeddings_inference.OPERATIONS, *labelling.OPERATIONS, *tokens.OPERATIONS, *ANTHROPIC, *ollama.OPERATIONS,
+    *swapping.OPERATIONS, *dashboard.OPERATIONS)
 
 
 class Routes:

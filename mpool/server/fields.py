@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -38,4 +38,22 @@ class SamplingFields(Fields, kw_only=True):
     ignore_eos: bool | None = None
 
 
-__all__ = ["Fields", "MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]
+class ConstraintFields(SamplingFields, kw_only=True):
+    """Sampling options, and the fields that constrain a completion; a request has one of these.
+
+    ``response_format`` is text, json_object, json_schema, or (an extension) regex or grammar. ``grammar`` and
+    ``json_schema`` of llama.cpp's server, and ``structured_outputs`` and ``guided_*`` of vLLM, constrain the completion
+    as ``response_format`` does.
+    """
+
+    response_format: dict[str, Any] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[Text], Meta(min_length=1, max_length=1000)] | None = None
+    guided_grammar: str | None = None
+
+
+__all__ = ["ConstraintFields", "Fields", "MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]

@@ -16,9 +16,9 @@ from ..conversation.tool_schemas import ToolFields
 from ..conversation.tools import arguments_of
 from ..errors import MpoolError, sentence
 from .errors import Refusal, renamed
+from .fields import ConstraintFields
 
 if TYPE_CHECKING:
-    from .openai.structs import TextRequest
     from .operations import Context
 
 _OLLAMA, _INDEX = "format", re.compile(r"\[\d+\]")
@@ -29,8 +29,7 @@ INVALID_ARGUMENTS = "invalid_json"
 #: Types of a response format that constrain the completion.
 _TYPES = ("json_object", "json_schema", "regex", "grammar")
 #: Fields of a request that constrain the completion: OpenAI's, those of llama.cpp's server, and those of vLLM.
-_CONSTRAINTS = ("response_format", "grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex",
-                "guided_choice", "guided_grammar")
+_CONSTRAINTS = tuple(ConstraintFields.__annotations__)
 #: Keys of vLLM's ``structured_outputs`` that constrain the completion. Its other keys choose how spaces are written.
 _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _STYLES = ("disable_fallback", "disable_any_whitespace", "whitespace_pattern")
@@ -70,13 +69,13 @@ def openai_format(value: dict[str, Any] | None, name: str = "response_format", f
     return _response_format(value, name)
 
 
-def constraint(context: Context, body: TextRequest) -> dict[str, Any]:
+def constraint(context: Context, body: ConstraintFields) -> dict[str, Any]:
     """Convert the field of a request that constrains the completion, if any, to options of the library.
 
     Raises:
         Refusal: The request has several of these fields, or the value is not valid or exceeds the limits.
     """
-    given = {name: getattr(body, name) for name in _CONSTRAINTS if getattr(body, name) is not None}
+    given = {name: value for name in _CONSTRAINTS if (value := getattr(body, name)) is not None}
     if given.get("response_format", {}).get("type") == "text":
         openai_format(given.pop("response_format"))
     if not given:

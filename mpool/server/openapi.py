@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import msgspec
@@ -14,14 +13,6 @@ from .operations import Operation
 #: Error statuses that every operation may return, and further ones of operations with a body.
 _COMMON = (400, 401, 403, 421, 431, 500, 503)
 _WITH_BODY = (404, 408, 413, 415, 504)
-
-
-@functools.lru_cache(maxsize=2)
-def document(strict: bool) -> bytes:
-    """Return the OpenAPI document of all operations as JSON. ``strict``: unknown fields of requests are errors."""
-    from .application import OPERATIONS
-
-    return msgspec.json.encode(describe(OPERATIONS, strict))
 
 
 def describe(operations: tuple[Operation, ...], strict: bool) -> dict[str, Any]:
@@ -87,4 +78,4 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     return found
 
 
-__all__ = ["describe", "document"]
+__all__ = ["describe"]

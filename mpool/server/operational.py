@@ -1,9 +1,8 @@
-"""Routes for operators: health, metrics and the OpenAPI document."""
+"""Routes for operators: health and metrics."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -42,17 +41,9 @@ async def metrics(context: Context, body: None) -> Response:
     return Response(context.state.pool.metrics("prometheus"), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def openapi(context: Context, body: None) -> Response:
-    """Return the OpenAPI document, which is generated once and then cached."""
-    from .openapi import document
-
-    return Response(document(context.state.settings.strict), media_type="application/json")
-
-
 OPERATIONS = (
     Operation("GET", "/health", health, None, HealthResponse, "Health of the server", name="health"),
     Operation("GET", "/metrics", metrics, None, None, "Metrics in Prometheus' text format", name="metrics"),
-    Operation("GET", "/openapi.json", openapi, None, dict[str, Any], "This document", name="openapi"),
 )
 
 __all__ = ["OPERATIONS", "HealthResponse"]

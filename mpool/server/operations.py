@@ -31,7 +31,7 @@ from .errors import Refusal, refusal_of
 from .guard import header, may_be_browser, refusal_response
 from .models import ServedModel
 from .peers import user_of
-from .state import RunningRequest
+from .request_history import RunningRequest
 
 if TYPE_CHECKING:
     from ..results import TokenLogprob, TopLogprob

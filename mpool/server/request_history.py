@@ -1,4 +1,6 @@
-"""The last requests of a server that named a model, in bounded memory. Neither prompts nor results are kept."""
+"""The requests of a server that name a model: one in flight, and the last ones that ended, in bounded memory. Neither
+prompts nor results are kept.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,39 @@ from msgspec import Struct
 from ..runtime.history import NAME, History
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ..runtime.tally import Tally
-    from .state import RunningRequest
+
+
+class RunningRequest:
+    """A request in flight with a field ``model``.
+
+    Attributes:
+        id: Request id.
+        path: Path of the route.
+        model: Model name in the request.
+        started: ``time.monotonic()`` when the body was complete.
+        chunks: Number of stream chunks sent; None: no stream has started.
+        task: Task that :meth:`cancel` cancels; None: the request must not be interrupted at the moment.
+        cancelled: True after a call of :meth:`cancel`.
+        error: Code of the error with which it ended; None: none yet.
+    """
+
+    __slots__ = ("id", "path", "model", "started", "chunks", "task", "cancelled", "error")
+
+    def __init__(self, id: str, path: str, model: str, task: asyncio.Task[object] | None) -> None:
+        self.id, self.path, self.model, self.task = id, path, model, task
+        self.started, self.cancelled = time.monotonic(), False
+        self.chunks: int | None = None
+        self.error: str | None = None
+
+    def cancel(self) -> None:
+        """Cancel the request: the client receives the error ``cancelled``. Idempotent."""
+        self.cancelled = True
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
 
 
 class PastRequest(Struct):
@@ -48,4 +81,4 @@ class RequestHistory(History[PastRequest]):
                                 max(0.0, time.monotonic() - running.started), prompt, completion, status, outcome))
 
 
-__all__ = ["PastRequest", "RequestHistory"]
+__all__ = ["PastRequest", "RequestHistory", "RunningRequest"]

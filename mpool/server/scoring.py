@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ..host import native_calls
+from ..search.similarity import cosines
 from ..tasks.running import counted
-from ..tasks.similarity import cosines
 from ..tasks.verbs import EMBED, RERANK
 from .errors import Refusal
 from .fields import Fields, Name, Text

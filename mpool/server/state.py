@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import secrets
@@ -14,7 +13,7 @@ from ..stores import STORES
 from .body_memory import BodyMemory
 from .errors import Refusal
 from .models import Models
-from .request_history import RequestHistory
+from .request_history import RequestHistory, RunningRequest
 from .response_memory import ResponseMemory
 from .series import Series
 from .settings import Settings
@@ -26,36 +25,6 @@ if TYPE_CHECKING:
 _MAX_IGNORED = STORES["ignored"].entries or 0
 #: Maximum number of inputs of a request, unless ``PoolConfig.max_embed_inputs`` sets another.
 MAX_INPUTS = 10_000
-
-
-class RunningRequest:
-    """A request in flight with a field ``model``.
-
-    Attributes:
-        id: Request id.
-        path: Path of the route.
-        model: Model name in the request.
-        started: ``time.monotonic()`` when the body was complete.
-        chunks: Number of stream chunks sent; None: no stream has started.
-        task: Task that :meth:`cancel` cancels; None: the request must not be interrupted at the moment.
-        cancelled: True after a call of :meth:`cancel`.
-        error: Code of the error with which it ended; None: none yet.
-    """
-
-    __slots__ = ("id", "path", "model", "started", "chunks", "task", "cancelled", "error")
-
-    def __init__(self, id: str, path: str, model: str, task: asyncio.Task[object] | None) -> None:
-        self.id, self.path, self.model, self.task = id, path, model, task
-        self.started, self.cancelled = time.monotonic(), False
-        self.chunks: int | None = None
-        self.error: str | None = None
-
-    def cancel(self) -> None:
-        """Cancel the request: the client receives the error ``cancelled``. Idempotent."""
-        self.cancelled = True
-        task, self.task = self.task, None
-        if task is not None:
-            task.cancel()
 
 
 class State:
@@ -123,4 +92,4 @@ class State:
         self.streams -= 1
 
 
-__all__ = ["RunningRequest", "State"]
+__all__ = ["State"]

@@ -12,8 +12,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ..host import native_calls
+from ..search.similarity import cosines
 from ..tasks.running import counted
-from ..tasks.similarity import cosines
 from ..tasks.verbs import EMBED, EMBED_SPARSE, RERANK
 from .computing import token_vectors
 from .errors import Refusal

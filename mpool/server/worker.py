@@ -237,8 +237,8 @@ class Worker:
         compute: Compute type.
         busy: ``"wait"``: queue a job that arrives while another one runs; ``"refuse"``: refuse it with HTTP 409.
         timeout: Time limit of a job in seconds, from its start; None: no limit.
-        capture: Capture that records the layers of every job under its ``job_id`` (:func:`mpool.capture`); None: no
-            recording.
+        capture: Capture that records the layers of every job under its ``job_id`` (:func:`mpool.debug.capture`);
+            None: no recording.
         announce: Callback for the progress of loading, called with a percentage and a description of the stage.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Captures: the first values of the outputs of a model's layers during generation (:func:`mpool.capture`).
+"""Captures: the first values of the outputs of a model's layers during generation (:func:`mpool.debug.capture`).
 
 The core copies the values during computation, into memory that is reserved when the request starts
 (``csrc/models/capture.h``). One thread per process waits for captured requests to finish and writes their records.
@@ -70,7 +70,7 @@ class CaptureJob:
 
 
 class Capture:
-    """The destination of capture records. Returned by :func:`mpool.capture`; pass it as ``capture=``, from any thread.
+    """The destination of capture records, from :func:`mpool.debug.capture`; pass it as ``capture=``, from any thread.
 
     Attributes:
         path: the file or folder; None: the records are kept in memory.
@@ -144,7 +144,7 @@ class Capture:
                 del _open[self._file_id]
 
     def __repr__(self) -> str:
-        return f"<mpool.Capture of {self.written} requests, in {'memory' if self.path is None else self.path}>"
+        return f"<mpool.debug.Capture of {self.written} requests, in {'memory' if self.path is None else self.path}>"
 
     def _claim_file(self) -> None:
         """Reserve the file until the ``with`` block ends: two captures would overwrite each other's records, because
@@ -153,8 +153,8 @@ class Capture:
             return
         with _lock:
             if _open.setdefault(self._file_id, self) is not self:
-                raise FileError(f"a capture cannot be written: another open mpool.capture() of this process writes "
-                                f"{self.path}. Use that capture for both, or leave its `with` block first")
+                raise FileError("a capture cannot be written: another open mpool.debug.capture() of this process "
+                                f"writes {self.path}. Use that capture for both, or leave its `with` block first")
 
     # ---- called by the writer thread ---------------------------------------------------------------------------------
 
@@ -219,14 +219,14 @@ def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, rec
             (for at most as many as ``max_tokens`` needs); further records are dropped and counted.
 
     Returns:
-        a :class:`mpool.Capture`; the end of its ``with`` block waits until all records are written.
+        a :class:`mpool.debug.Capture`; the end of its ``with`` block waits until all records are written.
 
     Raises:
         InvalidArgument: an argument has a value that is not allowed.
         FileError: the file or folder cannot be created, or another capture of this process writes the file.
 
     Example:
-        >>> with mpool.capture() as capture:
+        >>> with mpool.debug.capture() as capture:
         ...     done = mpool.generate("Once upon a time", temperature=0, max_tokens=2, capture=capture)
         >>> found = capture.records()
         >>> len(found), found[0].checkpoint, found[0].shape, found[-1].checkpoint, found[-1].token_idx
@@ -248,7 +248,7 @@ def job_of(value: Any) -> CaptureJob | None:
 def check_capture(value: Any) -> None:
     """Raise InvalidArgument unless the argument ``capture=`` is None, a capture or a job of one."""
     if value is not None and not isinstance(value, (Capture, CaptureJob)):
-        refuse("capture", value, "the result of mpool.capture(), or of its job()")
+        refuse("capture", value, "the result of mpool.debug.capture(), or of its job()")
 
 
 def _check_count(name: str, value: Any, most: int) -> int:

@@ -61,12 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--slow``, ``--builds`` and ``--sample``."""
+    """Add ``--slow`` and ``--builds``."""
     parser.addoption("--slow", action="store_true", default=False,
                      help="run the tests marked slow and builds too, and all cases of those marked sample")
     parser.addoption("--builds", action="store_true", default=False, help="run the tests marked builds too")
-    parser.addoption("--sample", action="store_true", default=False,
-                     help="run one case in n of the tests marked sample, also of those that -k or a name selects")
 
 
 def _said(name: str) -> bool:
@@ -113,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if _is_light(item.path):
             item.add_marker(pytest.mark.light)
     wanted = _wanted(config)
-    if not wanted["slow"] and (config.getoption("--sample") or not _names_tests(config)):
+    if not wanted["slow"] and not _names_tests(config):
         for item in _beyond_samples(items):
             item.add_marker(pytest.mark.skip(reason="sample: run with --slow or MPOOL_SLOW=1"))
     for name, is_wanted in wanted.items():

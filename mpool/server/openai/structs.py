@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops, Text, Token
+from ..fields import ConstraintFields, Fields, MaxTokens, Name, SamplingFields, Stops, Text, Token
 
 Count = Annotated[int, Meta(ge=1, le=128)]
-#: The completions that a request allows.
-Choices = Annotated[list[Text], Meta(min_length=1, max_length=1000)]
 #: One text, its token ids, or a list of either.
 Inputs = Text | Annotated[list[Text | Token | Annotated[list[Token], Meta(min_length=1)]],
                           Meta(min_length=1, max_length=1_000_000)]
@@ -195,13 +193,11 @@ class Usage(Struct):
     prompt_tokens_details: dict[str, int]
 
 
-class TextRequest(SamplingFields, kw_only=True):
+class TextRequest(ConstraintFields, kw_only=True):
     """Fields of completion and chat requests: those of OpenAI's API, and further sampling options of mpool.
 
-    ``response_format`` is text, json_object, json_schema, or (an extension) regex or grammar. ``grammar`` and
-    ``json_schema`` of llama.cpp's server, and ``structured_outputs`` and ``guided_*`` of vLLM, constrain the completion
-    as ``response_format`` does; a request has one of these fields. ``metadata``, ``store``, ``service_tier``, ``user``,
-    ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored.
+    ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier``, ``prompt_cache_key``,
+    ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored.
     """
 
     model: Name
@@ -210,14 +206,6 @@ class TextRequest(SamplingFields, kw_only=True):
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None

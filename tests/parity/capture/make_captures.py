@@ -2,7 +2,7 @@
 
 Both engines read the weights of a small model's quantised GGUF file, converted to a GGUF file in F32: no quantisation
 of activations hides a difference. The prompt is that of haiku.json; decoding is greedy. Records are packed, in the
-format of mpool.capture (mpool.CaptureRecord).
+format of mpool.debug.capture (mpool.debug.CaptureRecord).
 
 Run by hand. The last command needs an interpreter of its own, because llama-cpp-python compiles for minutes:
 

@@ -43,7 +43,7 @@ def test_haiku_generation_anti_cheat(tmp_path: Path) -> None:
     ref = SMOLLM2 if found is None else str(found)  # without the weights this fails with a hint how to get them
     held = 0
     model = mpool.get(ref)  # in the default pool, independent of the workers' pools
-    captured = mpool.capture(tmp_path / "jobs")
+    captured = mpool.debug.capture(tmp_path / "jobs")
     with working(f"haiku={ref}") as plain, working(f"haiku={ref}", capture=captured) as capturing:
         for number, word in enumerate(random.SystemRandom().sample(WORDS, 3)):
             minute = in_words(time.localtime().tm_min)

@@ -102,7 +102,7 @@ print(json.dumps([len(raised), count == pool.metrics()["completed"]]))
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("thread, call", [
-    ("mpool-capture", 'pool.generate("a", llama, max_tokens=2, capture=mpool.capture())'),
+    ("mpool-capture", 'pool.generate("a", llama, max_tokens=2, capture=mpool.debug.capture())'),
     ("mpool-masks", 'pool.generate("a", llama, max_tokens=2, response_format={"type": "json_object"})'),
     ("mpool-texts", 'pool.embed("word " * 20000, bert)'),
     ("mpool-requests", 'asyncio.run(mpool.aio.embed("a", bert, pool=pool))'),

@@ -89,7 +89,7 @@ def conversations(pool: mpool.Pool, bert: str, llama: str) -> None:
     messages = [{"role": "user", "content": "a"}]
     pool.chat(messages, llama, max_tokens=2, temperature=0)
     pool.chat(messages, llama, max_tokens=3, response_format={"type": "json_object"})
-    with tempfile.TemporaryDirectory() as folder, mpool.capture(folder) as capture:
+    with tempfile.TemporaryDirectory() as folder, mpool.debug.capture(folder) as capture:
         pool.generate("a", llama, max_tokens=2, capture=capture)
 
 

@@ -131,7 +131,7 @@ def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
     assert build.returncode == 0, build.stderr[-2000:]
     report = tree / "report.xml"
     report.unlink(missing_ok=True)
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--sample", "-k",
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
                           NAMES.get(name, name), f"--junitxml={report}",
                           *(str(tree / "tests/python/parity" / test) for test in TESTS)],
                          cwd=tree, capture_output=True, text=True, timeout=900,

@@ -31,11 +31,11 @@ LAYERS = 30
 def recording(team: str, folder: Path) -> tuple[CaptureRecord, ...]:
     path = folder / f"{team}.jsonl"
     path.write_bytes(lzma.decompress((PARITY / f"{team}.jsonl.xz").read_bytes()))
-    return mpool.read_capture(path)
+    return mpool.debug.read_capture(path)
 
 
 def captured(pool: mpool.Pool, path: Path, **options: Any) -> tuple[CaptureRecord, ...]:
-    with mpool.capture(values=VALUES) as capture:
+    with mpool.debug.capture(values=VALUES) as capture:
         done = pool.generate(HAIKU["tokens"], str(path), temperature=0, max_tokens=TOKENS, ignore_eos=True,
                              capture=capture, **options)
     assert list(done.token_ids) == HAIKU["answer"]
@@ -69,7 +69,7 @@ def test_every_layer_is_close(mine: tuple[CaptureRecord, ...], team: str, tmp_pa
     other = recording(team, tmp_path)
     assert {record.team for record in other} == {{"llama": "llama.cpp"}.get(team, team)}
     assert len(mine) == len(other) == TOKENS * (LAYERS + 3)
-    found = mpool.compare_captures(mine, other)
+    found = mpool.debug.compare_captures(mine, other)
     print(f"{team}: max {found.worst.most:.3g} ({found.worst.checkpoint} of token {found.worst.token_idx}), "
           f"mean {found.mean:.3g}")
     assert found.departs("close") is None
@@ -79,21 +79,21 @@ def test_every_layer_is_close(mine: tuple[CaptureRecord, ...], team: str, tmp_pa
 def test_differences_are_no_larger_than_between_the_references(mine: tuple[CaptureRecord, ...], tmp_path: Path) -> None:
     """The mean difference from each reference is at most twice the one between the two references."""
     llama, torch = (recording(team, tmp_path) for team in ("llama", "transformers"))
-    between = mpool.compare_captures(llama, torch).mean
-    assert all(mpool.compare_captures(mine, other).mean <= 2 * between for other in (llama, torch))
+    between = mpool.debug.compare_captures(llama, torch).mean
+    assert all(mpool.debug.compare_captures(mine, other).mean <= 2 * between for other in (llama, torch))
 
 
 @pytest.mark.slow
 def test_wrong_layers_are_detected(pool: mpool.Pool, mine: tuple[CaptureRecord, ...], tmp_path: Path) -> None:
     """Quantised activations, and one token too many in the prompt, are detected."""
     llama = recording("llama", tmp_path)
-    quantised = mpool.compare_captures(captured(pool, real_path("smollm2"), compute="auto"), llama)
+    quantised = mpool.debug.compare_captures(captured(pool, real_path("smollm2"), compute="auto"), llama)
     departs = quantised.departs("close")
     assert departs is not None and (departs.token_idx, departs.checkpoint) == (0, "layer.0")
-    with mpool.capture(values=VALUES) as capture:
+    with mpool.debug.capture(values=VALUES) as capture:
         pool.generate([1, *HAIKU["tokens"]], str(real_path("smollm2")), temperature=0, max_tokens=1, compute="float32",
                       capture=capture)
-    shifted = mpool.compare_captures(capture.records(), llama, tokens=1)
+    shifted = mpool.debug.compare_captures(capture.records(), llama, tokens=1)
     departs = shifted.departs("close")
     assert departs is not None and departs.checkpoint == "layer.0" and shifted.grade == "apart"
 
@@ -101,7 +101,7 @@ def test_wrong_layers_are_detected(pool: mpool.Pool, mine: tuple[CaptureRecord, 
 @pytest.mark.slow
 def test_the_float32_file_gives_the_same_records(pool: mpool.Pool, mine: tuple[CaptureRecord, ...],
                                                  whole: Path) -> None:
-    found = mpool.compare_captures(captured(pool, whole, compute="float32"), mine)
+    found = mpool.debug.compare_captures(captured(pool, whole, compute="float32"), mine)
     assert found.worst.most == 0
 
 
@@ -111,5 +111,5 @@ def test_transformers_reproduces_the_recording(whole: Path, tmp_path: Path) -> N
     """The recording is close to a new run on this machine, where sums may have another order."""
     transformers(whole, tmp_path / "live.jsonl.xz")
     (tmp_path / "live.jsonl").write_bytes(lzma.decompress((tmp_path / "live.jsonl.xz").read_bytes()))
-    found = mpool.compare_captures(tmp_path / "live.jsonl", recording("transformers", tmp_path))
+    found = mpool.debug.compare_captures(tmp_path / "live.jsonl", recording("transformers", tmp_path))
     assert found.departs("close") is None

@@ -118,7 +118,7 @@ def test_captures_continue(llama: Path, isolation: str) -> None:
     def records(chaos: str | None) -> tuple[list[Any], int]:
         config = mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=0, chaos=chaos,
                                   isolation=isolation)
-        with mpool.Pool(config) as pool, mpool.capture() as capture:
+        with mpool.Pool(config) as pool, mpool.debug.capture() as capture:
             pool.register("captured", llama).generate("a b", temperature=0, max_tokens=12, ignore_eos=True,
                                                       capture=capture)
             return capture.records(), int(pool.metrics()["retries"])

@@ -92,7 +92,7 @@ def _running(server: Any, path: str) -> Any:
 def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str) -> None:
     """Cancel a stream at a given time, with a client whose reading the test controls."""
     from mpool.server.operations import Context, Operation
-    from mpool.server.state import RunningRequest
+    from mpool.server.request_history import RunningRequest
     from mpool.server.streaming import LINES, StreamedResponse
 
     async def run() -> tuple[list[bytes], list[str]]:

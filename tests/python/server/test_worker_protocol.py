@@ -293,7 +293,7 @@ def test_jobs_are_captured(llama: Path, tmp_path: Path) -> None:
 
     with working(f"tiny={llama}") as made:
         wanted = events_of(made)
-    with working(f"tiny={llama}", capture=mpool.capture(tmp_path / "jobs")) as made:
+    with working(f"tiny={llama}", capture=mpool.debug.capture(tmp_path / "jobs")) as made:
         assert events_of(made) == wanted
         capture = made.capture
         assert capture is not None and capture.flush(60)
@@ -303,7 +303,7 @@ def test_jobs_are_captured(llama: Path, tmp_path: Path) -> None:
     assert [record.job_id for record in found] == ["a/../b"] * 9 * (layers + 3) + ["b"] * 9 * (layers + 3)
     assert (capture.written, capture.dropped, capture.failed) == (2, 0, 0)
     first, second = ([record for record in found if record.job_id == name] for name in ("a/../b", "b"))
-    assert mpool.compare_captures(first, second).worst.most == 0
+    assert mpool.debug.compare_captures(first, second).worst.most == 0
 
 
 # ---- cancellation and disconnects ------------------------------------------------------------------------------------

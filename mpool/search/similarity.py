@@ -10,7 +10,7 @@ from ..checks import one_of, refuse
 from ..errors import InvalidArgument
 from ..host.resources import typed
 from ..names import SIMILARITIES
-from .embedding_results import refuse_results
+from ..tasks.embedding_results import refuse_results
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
