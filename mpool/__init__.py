@@ -17,44 +17,34 @@ from typing import Any, NoReturn
 from ._version import __version__ as __version__
 from .host import forks as _forks  # noqa: F401  (registers what a fork waits for)
 
-_MODULES = ("aio", "debug", "errors", "models", "tokenizers")
-_ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "FileError", "FormatError", "IntegrityError",
-           "InternalError", "InvalidArgument", "LimitError", "MemoryExhausted", "ModelError", "MpoolError", "NoWorkers",
-           "NumericError", "OfflineError", "Overloaded", "PoolError", "RecvError", "SendError", "ShuttingDown",
-           "SpawnFailed", "SpawnTimeout", "TemplateError", "Timeout", "UnknownModel", "UnsafeFormat", "Unsupported",
-           "WrongCapability")
+_MODULES = ("aio", "debug", "errors", "models", "results", "search", "tokenizers")
+_ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "InternalError", "InvalidArgument", "LimitError",
+           "MemoryExhausted", "ModelError", "MpoolError", "NoWorkers", "NumericError", "Overloaded", "PoolError",
+           "RecvError", "SendError", "ShuttingDown", "SpawnFailed", "SpawnTimeout", "Timeout", "UnknownModel",
+           "Unsupported", "WrongCapability")
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "api.functions": ("begin_shutdown", "chat", "check", "classify", "classify_tokens", "count_tokens",
-                      "describe_image", "describe_url", "detokenize", "embed", "embed_all", "embed_image", "embed_iter",
-                      "embed_sparse", "embed_tokens", "generate", "generate_image", "get", "health", "history",
-                      "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit",
-                      "swap", "tokenize", "unload", "vision"),
-    "runtime.events": ("PoolEvent",),
-    "runtime.health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
-    "runtime.history": ("RequestRecord",),
-    "tasks.classification": ("Classification", "Classifications", "LabelScore"),
-    "tasks.options": ("CallOptions",),
+    "api.functions": ("begin_shutdown", "chat", "classify", "classify_tokens", "count_tokens", "describe_image",
+                      "describe_url", "detokenize", "embed", "embed_all", "embed_image", "embed_iter", "embed_sparse",
+                      "embed_tokens", "generate", "generate_image", "get", "health", "init_maintenance", "load",
+                      "metrics", "ps", "register", "rerank", "submit", "swap", "tokenize", "unload", "vision"),
+    "runtime.health": ("Health",),
+    "tasks.classification": ("Classifications",),
     "config": ("PoolConfig",),
     "tasks.text_to_image": ("ImageStream",),
-    "tasks.iterating": ("EmbedIterator",),
     "errors": _ERRORS,
     "tasks.embedding_results": ("SparseVectors", "TextEmbeddings", "TokenVectors"),
     "tasks.jobs": ("Job",),
     "model": ("Model",),
-    "tasks.images_result": ("GeneratedImage", "ImageStep", "GeneratedImages"),
+    "tasks.images_result": ("GeneratedImages",),
     "pool": ("Pool",),
-    "tasks.rerank": ("RankedDocument", "Ranking"),
-    "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta", "TopLogprob",
-                "Usage"),
+    "tasks.rerank": ("Ranking",),
+    "completions": ("Chunk", "Completion"),
     "debug": ("show_config",),
-    "search.late_interaction": ("PackedTokens", "maxsim", "quantize_tokens"),
-    "search.token_pooling": ("pool_tokens",),
-    "search.nearest": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
-    "search.similarity": ("similarity",),
+    "search": ("maxsim", "semantic_search", "similarity"),
     "tasks.streams": ("Stream",),
-    "tasks.token_labels": ("LabelledSpan", "TokenClassification", "TokenClassifications"),
+    "tasks.token_labels": ("TokenClassifications",),
 }.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])

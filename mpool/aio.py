@@ -53,27 +53,27 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 
 
 @typed_async
-async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
+async def load(model: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """Asynchronous form of :func:`mpool.load`, with its arguments and errors. ``pool``: the pool to use; None: that of
-    ``ref`` if it is a :class:`mpool.Model`, else the process-wide pool. Runs in a thread.
+    ``model`` if it is a :class:`mpool.Model`, else the process-wide pool. Runs in a thread.
     """
-    return await native_calls.REQUESTS.arun(partial(_pool_for(pool, ref).load, ref, **options))
+    return await native_calls.REQUESTS.arun(partial(_pool_for(pool, model).load, model, **options))
 
 
 @typed_async
-async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
-    """Asynchronous form of :func:`mpool.unload`, with its arguments and errors. ``pool``: as for :func:`load`, with
-    ``alias``. Runs in a thread.
+async def unload(model: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
+    """Asynchronous form of :func:`mpool.unload`, with its arguments and errors. ``pool``: as for :func:`load`.
+    Runs in a thread.
     """
-    await native_calls.REQUESTS.arun(partial(_pool_for(pool, alias).unload, alias, timeout=timeout))
+    await native_calls.REQUESTS.arun(partial(_pool_for(pool, model).unload, model, timeout=timeout))
 
 
 @typed_async
-async def swap(key: Any, ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
-    """Asynchronous form of :func:`mpool.swap`, with its arguments and errors. ``pool``: as for :func:`load`, with
-    ``key``. Runs in a thread; a cancelled task leaves the swap running.
+async def swap(model: Any, new: Any, *, pool: Pool | None = None, **options: Any) -> Any:
+    """Asynchronous form of :func:`mpool.swap`, with its arguments and errors. ``pool``: as for :func:`load`.
+    Runs in a thread; a cancelled task leaves the swap running.
     """
-    return await native_calls.SWAPS.arun(partial(_pool_for(pool, key).swap, key, ref, **options))
+    return await native_calls.SWAPS.arun(partial(_pool_for(pool, model).swap, model, new, **options))
 
 
 for _verb in VERBS.values():

@@ -8,39 +8,45 @@ from __future__ import annotations
 
 _TEXTS = ("data", "docs", "documents", "input", "inputs", "passages", "query", "sentence", "sentences", "sequences",
           "text", "text_inputs", "texts")
-_MODELS = ("engine", "model", "model_id", "model_name", "model_name_or_path", "model_path", "name", "path", "repo_id")
+_MODELS = ("alias", "engine", "key", "model_id", "model_name", "model_name_or_path", "model_path", "name", "path",
+           "ref", "repo_id")
 
-#: Argument of mpool -> names that it has in other libraries. A name is suggested for functions with that argument.
+#: Argument of mpool -> names that it has in other libraries. A name is suggested for functions with that argument; the
+#: first row applies.
 SYNONYMS: dict[str, tuple[str, ...]] = {
+    "name": ("alias", "key"),
+    "new": ("ref",),
     "a": ("embeddings1", "query_embeddings", "x"),
     "adapter": ("adapter_name", "lora", "lora_name", "lora_request"),
     "aggregation": ("aggregation_strategy",),
     "b": ("corpus_embeddings", "document_embeddings", "embeddings2", "y"),
     "context_length": ("max_context_length", "n_ctx", "num_ctx"),
     "corpus": ("corpus_embeddings", "document_embeddings", "documents", "passages"),
+    "dimensions": ("truncate_dim",),
     "documents": ("candidates", "corpus", "docs", "passages", "sentences", "texts"),
     "factor": ("pool_factor",),
+    "guidance_scale": ("cfg_scale",),
     "function_to_apply": ("activation_fct", "activation_fn"),
     "ids": ("input_ids", "token_ids", "tokens"),
     "images": ("files", "image", "img", "input", "inputs", "paths"),
     "inputs": _TEXTS,
     "iterable": _TEXTS,
-    "key": _MODELS,
     "labels": ("candidate_labels",),
-    "max_tokens": ("max_completion_tokens", "max_length", "max_output_tokens"),
+    "max_active": ("max_active_dims",),
+    "max_tokens": ("max_completion_tokens", "max_length", "max_new_tokens", "max_output_tokens", "num_predict"),
     "messages": ("conversation", "conversations", "history"),
     "metric": ("score_function", "similarity_fct", "similarity_fn", "similarity_fn_name"),
     "model": _MODELS,
     "max_workers_per_model": ("max_workers", "num_workers", "workers"),
-    "n": ("best_of", "num_images", "num_return_sequences"),
-    "num_inference_steps": ("inference_steps", "num_steps"),
+    "n": ("best_of", "num_images", "num_images_per_prompt", "num_return_sequences"),
+    "normalize": ("normalize_embeddings",),
+    "num_inference_steps": ("inference_steps", "num_steps", "steps"),
     "progress": ("show_progress", "show_progress_bar"),
     "prompt": ("content", "input", "inputs", "instruction", "message", "question", "query", "text",
                "text_inputs"),
     "queries": ("query", "query_embedding", "query_embeddings"),
     "query": ("queries", "query_text"),
-    "ref": _MODELS,
-    "repetition_penalty": ("no_repeat_ngram_size",),
+    "repetition_penalty": ("no_repeat_ngram_size", "repeat_penalty"),
     "response_format": ("format", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
                         "json_schema", "logits_processor", "schema", "structured_outputs"),
     "seed": ("generator", "random_seed", "random_state"),
@@ -66,7 +72,7 @@ _ONE_ENGINE = "mpool has one engine: leave it out"
 _NO_BEAMS = "mpool samples and has no beam search: leave it out"
 _SAMPLER = "mpool does not have this sampler: set `top_p` or `min_p`"
 _OF_EMBED = "pass it to mpool.embed"
-_MAX_LENGTH = "mpool.register(name, ref, max_length=...) sets the length of a model"
+_MAX_LENGTH = "mpool.register(name, model, max_length=...) sets the length of a model"
 _IN_PROCESS = "mpool runs models in this process, without a server: leave it out"
 _TOKEN = "set the environment variable HF_TOKEN"
 _ZERO_SHOT = "for zero-shot classification, use mpool.classify(texts, model, labels=labels)"
@@ -103,7 +109,7 @@ ADVICE: dict[str, str] = {
     "labels": _ZERO_SHOT,
     "length_penalty": _NO_BEAMS,
     "local_files_only": "set PoolConfig(offline=True) or the environment variable MPOOL_OFFLINE=1",
-    "lora_path": "load adapters with mpool.load(ref, adapters={name: path}), and choose one with `adapter`",
+    "lora_path": "load adapters with mpool.load(model, adapters={name: path}), and choose one with `adapter`",
     "max_length": _MAX_LENGTH,
     "max_seq_length": _MAX_LENGTH,
     "max_workers": "set PoolConfig(max_workers_per_model=...)",
@@ -239,4 +245,4 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
 
 def own_name(name: str, known: list[str]) -> str | None:
     """Return the argument among ``known`` that has ``name`` in another library, or None."""
-    return next((own for own in known if name in SYNONYMS.get(own, ())), None)
+    return next((own for own, others in SYNONYMS.items() if name in others and own in known), None)

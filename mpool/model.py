@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .models import ModelDescription
     from .pool import Pool
     from .runtime.entry import Entry
+    from .runtime.health import Pong
     from .runtime.load_options import LoadOptions
 
 
@@ -172,6 +173,17 @@ class Model(ModelVerbs):
     def unload(self, *, timeout: float | None = None) -> None:
         """Free the model's memory. ``timeout`` and errors are those of :func:`mpool.unload`."""
         self.pool.unload(self, timeout=timeout)
+
+    @typed
+    def ping(self) -> tuple[Pong, ...]:
+        """Report the state of every worker of the model. Loads nothing. Result and errors are those of
+        :meth:`mpool.Pool.ping`."""
+        return self.pool.ping(self)
+
+    @typed
+    def check(self, *, timeout: float | None = None) -> float:
+        """Check that the model computes; see :meth:`mpool.Pool.check`."""
+        return self.pool.check(self, timeout=timeout)
 
     def __repr__(self) -> str:
         compute = "" if self._compute == "auto" else f", compute={self._compute!r}"

@@ -13,7 +13,7 @@ from .api.methods import PoolVerbs
 from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
 from .durations import seconds_of
-from .errors import MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
+from .errors import InvalidArgument, MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
 from .host.resources import typed
 from .model import MissingModel, Model
 from .models.sources import offline_variables
@@ -24,7 +24,7 @@ from .runtime import logs as _logging
 from .runtime.entry import Entry
 from .runtime.history import History, RecordFields, RequestRecord
 from .runtime.load_options import LoadOptions
-from .runtime.naming import Names, check_key
+from .runtime.naming import Names, check_name
 from .tasks.verbs import check_capability
 
 if TYPE_CHECKING:
@@ -150,17 +150,17 @@ class Pool(PoolVerbs):
     # ---- models ----------------------------------------------------------------------------------------------------
 
     @typed
-    def get(self, key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
+    def get(self, model: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
         """Return a handle of a model by name, without loading the model.
 
         Args:
-            key: a key of the catalogue, a name from :func:`register` or :func:`load`, a path or a reference.
+            model: a key of the catalogue, a name from :func:`register` or :func:`load`, a path or a reference.
             capability: capability that the model must have; None: any.
 
         Raises:
             UnknownModel: no model has that name; the message suggests similar names.
             WrongCapability: the model has another capability; the message suggests a model that fits.
-            InvalidArgument: ``key`` has the wrong type, or ``capability`` is unknown.
+            InvalidArgument: ``model`` has the wrong type, or ``capability`` is unknown.
 
         Example:
             >>> mpool.get("all-MiniLM-L6-v2", "text_embedding").batch_embed(["one", "two"]).shape
@@ -172,12 +172,12 @@ class Pool(PoolVerbs):
         """
         if capability is not None:
             check_capability(capability)
-        entry = self._find(key, capability)
-        return Model(entry._main or entry, key._compute if isinstance(key, Model) else "auto")
+        entry = self._find(model, capability)
+        return Model(entry._main or entry, model._compute if isinstance(model, Model) else "auto")
 
     @typed
     @known_keywords
-    def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+    def load(self, model: str | os.PathLike[str] | Model, *, name: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
              timeout: float | None = None, isolation: Literal["thread", "process"] | None = None,
              weights: Literal["auto", "mapped", "packed"] | None = None,
@@ -192,8 +192,8 @@ class Pool(PoolVerbs):
         the model as they were.
 
         Args:
-            ref: as ``model`` of :func:`embed`.
-            alias: additional name of the model: 1 to 128 letters, digits and ``. _ + -``.
+            model: as for :func:`embed`.
+            name: additional name of the model: 1 to 128 letters, digits and ``. _ + -``.
             pin: never unload the model, neither to make room for another nor because it is idle.
             keep_alive: how long the idle model stays loaded, instead of ``PoolConfig.keep_alive``: seconds or text such
                 as ``"5m"``; 0: unload at once; below 0: forever.
@@ -224,7 +224,7 @@ class Pool(PoolVerbs):
                 serving until the new one is loaded, and completes the requests that it has accepted.
 
         Raises:
-            InvalidArgument: the alias is invalid or already used, the reference has an unknown format, ``kv_dtype`` is
+            InvalidArgument: ``name`` is invalid or already used, the reference has an unknown format, ``kv_dtype`` is
                 ``"int8"`` for a model without a KV cache, ``draft`` has another vocabulary or does not fit the model
                 or its isolation, or the model cannot have ``adapters``.
             WrongCapability: ``draft`` is not a text_to_text model.
@@ -236,15 +236,15 @@ class Pool(PoolVerbs):
             SpawnFailed, SpawnTimeout, Timeout: the model could not be loaded.
 
         Example:
-            >>> mpool.load("all-MiniLM-L6-v2", alias="mini").key
+            >>> mpool.load("all-MiniLM-L6-v2", name="mini").key
             'all-MiniLM-L6-v2'
             >>> mpool.embed("A sentence.", "mini").shape
             (384,)
         """
         options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
         one_of("compute", compute, COMPUTE)
-        if alias is not None:
-            check_key("alias", alias)
+        if name is not None:
+            check_name(name)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
@@ -253,11 +253,11 @@ class Pool(PoolVerbs):
         deadline = _deadlines.deadline_of(timeout)
         self._check_adapters(options)
         options = replaced(options, draft=self._draft_ref(draft))
-        if isinstance(ref, Model) and is_same(compute, "auto"):
-            compute = ref._compute  # type: ignore[assignment]
-        old = self._names.named(_entry_of(ref))
-        if alias is not None:
-            self._names.check_free("alias", alias, old)
+        if isinstance(model, Model) and is_same(compute, "auto"):
+            compute = model._compute  # type: ignore[assignment]
+        old = self._names.named(_entry_of(model))
+        if name is not None:
+            self._names.check_free(name, old)
         entry = swapping.current(old)
         if entry is not old:
             swapping.wait_removed(self, old.core_keys(), deadline)
@@ -292,15 +292,15 @@ class Pool(PoolVerbs):
                     self.registry.keep_alive(row["key"], row["keep_alive"],
                                              pin=False if pin and not row["pinned"] else None)
             if isinstance(error, (SendError, UnknownModel)) and entry.was_replaced():
-                return self.load(entry.key, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute,
+                return self.load(entry.key, name=name, pin=pin, keep_alive=keep_alive, compute=compute,
                                  progress=progress, timeout=_deadlines.remaining(deadline, entry.key),
                                  isolation=isolation, weights=weights, kv_dtype=kv_dtype, draft=draft,
                                  adapters=adapters)
             if isinstance(error, MemoryExhausted):
                 self._name_idle(error, key)
             raise
-        if alias is not None:
-            entry = self._names.add_alias(alias, entry)
+        if name is not None:
+            entry = self._names.add_name(name, entry)
         return Model(entry, compute)
 
     def _draft_ref(self, draft: Any) -> str | Literal[False] | None:
@@ -315,7 +315,11 @@ class Pool(PoolVerbs):
             refuse("draft", draft, "a key, a reference, a path, a Model, False or None")
         from .models import LocalRef, parse_reference, resolve
 
-        ref = self._find(draft).ref
+        try:
+            ref = self._find(draft).ref
+        except MpoolError as error:
+            error.rename({"model": "draft"})
+            raise
         if isinstance(parse_reference(ref), LocalRef) and not os.path.exists(ref):
             resolve(ref)  # raises
         return ref
@@ -330,13 +334,13 @@ class Pool(PoolVerbs):
                 + "These models are pinned and idle, and unload() frees their memory: " + ", ".join(idle)
 
     @typed
-    def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
+    def unload(self, model: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
         """Free a model's memory after its active requests have completed, even if the model is pinned.
 
         The names of the model stay valid: the next request loads it again.
 
         Args:
-            alias: any name of the model, or its handle.
+            model: any name of the model, or its handle.
             timeout: seconds to wait for active requests.
 
         Raises:
@@ -344,7 +348,7 @@ class Pool(PoolVerbs):
             Timeout: requests are still active; the memory is freed when they have completed.
         """
         deadline = _deadlines.deadline_of(timeout)
-        entry = self._names.named(_entry_of(alias))
+        entry = self._names.named(_entry_of(model))
         if entry.changed(folders=True):
             swapping.renew(entry, deadline, pinned=False)
             return
@@ -355,7 +359,7 @@ class Pool(PoolVerbs):
 
     @typed
     @known_keywords
-    def register(self, key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
+    def register(self, name: str, model: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
                  max_length: int | None = None, chat_template: str | None = None,
                  isolation: Literal["thread", "process"] | None = None,
@@ -369,9 +373,9 @@ class Pool(PoolVerbs):
         the files; None: keep the setting of the files. The same call again returns the same model.
 
         Args:
-            key: name of the model: 1 to 128 letters, digits and ``. _ + -``. A key of the catalogue is refused, in
+            name: name of the model: 1 to 128 letters, digits and ``. _ + -``. A key of the catalogue is refused, in
                 upper and lower case. An alias of the catalogue is allowed, with a warning: it then names this model.
-            ref: a path or a reference.
+            model: a path or a reference.
             prompts: prompt name -> text that is put before an input.
             default_prompt_name: name of the prompt for inputs without a prompt name.
             pooling: ``"cls"``, ``"mean"``, ``"max"``, ``"mean_sqrt_len"``, ``"weightedmean"`` or ``"lasttoken"``.
@@ -389,7 +393,7 @@ class Pool(PoolVerbs):
                 is not, nothing is loaded.
 
         Raises:
-            InvalidArgument: the key is invalid, or already used for another model or other settings, or the model does
+            InvalidArgument: the name is invalid, or already used for another model or other settings, or the model does
                 not support a setting.
             WrongCapability: ``replace``, and the model lacks a capability of the old one.
             FileError, UnknownModel, OfflineError: the reference cannot be found or read, as for :func:`load`.
@@ -404,14 +408,14 @@ class Pool(PoolVerbs):
                              "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
         if not isinstance(replace, bool):
             refuse("replace", replace, "True or False")
-        check_key("key", key)
+        check_name(name)
         self._check_adapters(options)
         options = replaced(options, draft=self._draft_ref(draft))
-        return Model(self._names.register(key, _ref_in(ref), settings, options, replace))
+        return Model(self._names.register(name, _ref_in("model", model), settings, options, replace))
 
     @typed
     @known_keywords
-    def swap(self, key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
+    def swap(self, model: str | Model, new: str | os.PathLike[str], *, timeout: float | None = None,
              prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
              pooling: str | None = None, normalize: bool | None = None, max_length: int | None = None,
              chat_template: str | None = None, isolation: Literal["thread", "process"] | None = None,
@@ -432,8 +436,8 @@ class Pool(PoolVerbs):
         call does not name stays as the name has it: those below, the pin and the keep-alive.
 
         Args:
-            key: a name from :func:`register`, or its handle.
-            ref: path or reference of the new model. It must have the capabilities of the old one. With the reference
+            model: a name from :func:`register`, or its handle.
+            new: path or reference of the new model. It must have the capabilities of the old one. With the reference
                 that the name has, its files are read again.
             timeout: seconds for loading, without downloads. After a timeout, the new model is dropped.
             prompts, default_prompt_name, pooling, normalize, max_length, chat_template: as for :func:`register`. None:
@@ -466,11 +470,11 @@ class Pool(PoolVerbs):
         options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
         settings = _checked({"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                              "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
-        found = _ref_in(ref)
+        found = _ref_in("new", new)
         self._check_adapters(options)
         options = replaced(options, draft=self._draft_ref(draft))
-        new = self._names.swap(_entry_of(key), found, settings, options, timeout)
-        return Model(new, key._compute if isinstance(key, Model) else "auto")
+        entry = self._names.swap(_entry_of(model), found, settings, options, timeout)
+        return Model(entry, model._compute if isinstance(model, Model) else "auto")
 
     @typed
     def ps(self) -> ModelTable:
@@ -556,36 +560,36 @@ class Pool(PoolVerbs):
         return _health.health(self)
 
     @typed
-    def ping(self, key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
+    def ping(self, model: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
         """Report the state of every worker. Never queues behind requests, loads nothing, and keeps no model alive.
 
         Args:
-            key: a model; None: all models.
+            model: a model; None: all models.
 
         Returns:
-            One :class:`mpool.Pong` per worker; empty for a model that is not loaded.
+            One :class:`mpool.results.Pong` per worker; empty for a model that is not loaded.
 
         Raises:
             UnknownModel, InvalidArgument: no model has that name.
 
         Example:
             >>> _ = mpool.embed("A sentence.")
-            >>> mpool.ping("all-MiniLM-L6-v2")[0].queue_depth
+            >>> mpool.get("all-MiniLM-L6-v2").ping()[0].queue_depth
             0
         """
         from .runtime import health as _health
 
-        return _health.pongs(self, key)
+        return _health.pongs(self, model)
 
     @typed
-    def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
+    def check(self, model: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
         """Check that a model computes, with one request of the highest priority. Loads the model if necessary.
 
         The request embeds a text or an image, generates one token (a vision model: about an image, so that the image
         encoder computes too), or generates the smallest image in one step.
 
         Args:
-            key: the model.
+            model: the model.
             timeout: seconds; None: no limit.
 
         Returns:
@@ -595,12 +599,12 @@ class Pool(PoolVerbs):
             ModelError, NumericError, Timeout: the model fails, as for the functions of its capability.
 
         Example:
-            >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60
+            >>> mpool.get("all-MiniLM-L6-v2").check(timeout=60) < 60
             True
         """
         from .runtime import health as _health
 
-        return _health.check(self, key, timeout)
+        return _health.check(self, model, timeout)
 
     @typed
     def history(self) -> list[RequestRecord]:
@@ -611,21 +615,28 @@ class Pool(PoolVerbs):
         no results.
 
         Returns:
-            List of :class:`mpool.RequestRecord`.
+            List of :class:`mpool.results.RequestRecord`.
 
         Example:
-            >>> _ = mpool.embed("A sentence.")
-            >>> [(past.verb, past.key, past.state) for past in mpool.history()[-1:]]
+            >>> model = mpool.get("all-MiniLM-L6-v2")
+            >>> _ = model.embed("A sentence.")
+            >>> [(past.verb, past.key, past.state) for past in model.pool.history()[-1:]]
             [('embed', 'all-MiniLM-L6-v2', 'completed')]
         """
         return [RequestRecord(*fields) for fields in self._history]
 
     @property
     def pools(self) -> CapabilityPools:
-        """See :data:`mpool.pools`."""
+        """Mapping from a capability to a :class:`mpool.results.CapabilityPool` with its policy, workers, queue and
+        models. Each look-up takes a new snapshot.
+
+        Example:
+            >>> mpool.get("all-MiniLM-L6-v2").pool.pools["text_embedding"].queue_depth
+            0
+        """
         from .runtime.health import CapabilityPools
 
-        return CapabilityPools(lambda: self)
+        return CapabilityPools(self)
 
     @typed
     def on(self, event: Kind, callback: Callable[[PoolEvent], object]) -> Callable[[], None]:
@@ -639,8 +650,8 @@ class Pool(PoolVerbs):
         Args:
             event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,
                 ``"request_complete"``, ``"request_fail"`` of requests; ``"degraded"``, ``"recovered"`` of models, whose
-                health is checked twice a second: :attr:`mpool.PoolEvent.reason` is the problem.
-            callback: function with one parameter, a :class:`mpool.PoolEvent`.
+                health is checked twice a second: :attr:`mpool.results.PoolEvent.reason` is the problem.
+            callback: function with one parameter, a :class:`mpool.results.PoolEvent`.
 
         Returns:
             A function that removes the callback.
@@ -737,7 +748,7 @@ class Pool(PoolVerbs):
             if self._callbacks:
                 _logging.wait_for_events(EVENT_SECONDS)
         for entry in self._names.entries():  # they and the pool refer to each other, and wait for a collection
-            entry.forget()
+            entry.forget(wait=False)
 
     def __enter__(self) -> Pool:
         return self
@@ -779,10 +790,15 @@ def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _ref_in(ref: Any) -> str:
-    if not isinstance(ref, (str, os.PathLike)):
-        refuse("ref", ref, "a key, a reference or a path")
-    return os.fspath(ref)
+def _ref_in(param: str, ref: Any) -> str:
+    """Return a reference in a form that is independent of the working directory."""
+    from .models import parse_reference
+
+    try:
+        return str(parse_reference(ref))
+    except InvalidArgument as error:
+        error.rename({"model": param})
+        raise
 
 
 def all_pools() -> list[Pool]:

@@ -19,13 +19,12 @@ from ..errors import InvalidArgument, UnknownModel
 from ..host.resources import typed
 from ..model import Model
 from ..pool import Pool, all_pools
-from ..runtime.health import CapabilityPools
 from ..tasks.verbs import VERBS, Verb
 from .methods import _named
 
 #: Methods of :class:`mpool.Pool` that are also functions of the module.
-FORWARDED = ("check", "count_tokens", "detokenize", "get", "health", "history", "init_maintenance", "load", "metrics",
-             "ping", "ps", "register", "swap", "tokenize", "unload")
+FORWARDED = ("count_tokens", "detokenize", "get", "health", "init_maintenance", "load", "metrics", "ps", "register",
+             "swap", "tokenize", "unload")
 
 _lock = threading.Lock()
 _default: Pool | None = None
@@ -170,11 +169,6 @@ def begin_shutdown() -> None:
     global _ending
     _ending = True
     default_pool().begin_shutdown()
-
-
-#: Capability -> :class:`mpool.CapabilityPool`: its current policy, workers, queue and models, for example
-#: ``mpool.pools["text_embedding"].queue_depth``.
-pools = CapabilityPools(default_pool)
 
 
 def __getattr__(name: str) -> Any:

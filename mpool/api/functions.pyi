@@ -7,13 +7,12 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ..completions import Completion
 from ..debug import ModelTable
 from ..images.loading import ImageInput
 from ..model import Model
 from ..pool import Pool
-from ..results import Completion
-from ..runtime.health import CapabilityPools, Health, Pong
-from ..runtime.history import RequestRecord
+from ..runtime.health import Health
 from ..tasks.captures import Capture, CaptureJob
 from ..tasks.classification import Classification, Classifications
 from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
@@ -28,7 +27,6 @@ from ..tasks.token_labels import TokenClassification, TokenClassifications
 
 FORWARDED: tuple[str, ...]
 _default: Pool | None
-pools: CapabilityPools
 
 def default_pool() -> Pool: ...
 def pool_of(*arguments: object) -> Pool: ...
@@ -36,15 +34,13 @@ def is_default(pool: Pool) -> bool: ...
 def install() -> None: ...
 def begin_shutdown() -> None: ...
 def submit(capability: str, **request: Any) -> Job: ...
-def check(key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float: ...
 def count_tokens(text: str, model: str | os.PathLike[str] | Model) -> int: ...
 def detokenize(ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLike[str] | Model, *,
                skip_special: bool = True) -> str: ...
-def get(key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model: ...
+def get(model: str | os.PathLike[str] | Model, capability: str | None = None) -> Model: ...
 def health() -> Health: ...
-def history() -> list[RequestRecord]: ...
 def init_maintenance() -> None: ...
-def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+def load(model: str | os.PathLike[str] | Model, *, name: str | None = None, pin: bool = False,
          keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
          timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,
          weights: Literal['auto', 'mapped', 'packed'] | None = None, kv_dtype: Literal['auto', 'int8'] | None = None,
@@ -54,9 +50,8 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
 def metrics(format: Literal["dict"] = "dict") -> dict[str, Any]: ...
 @overload
 def metrics(format: Literal["prometheus"]) -> str: ...
-def ping(key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]: ...
 def ps() -> ModelTable: ...
-def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
+def register(name: str, model: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
              default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
              max_length: int | None = None, chat_template: str | None = None,
              isolation: Literal['thread', 'process'] | None = None,
@@ -64,7 +59,7 @@ def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str
              kv_dtype: Literal['auto', 'int8'] | None = None,
              draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
              adapters: Mapping[str, str | os.PathLike[str]] | None = None, replace: bool = False) -> Model: ...
-def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
+def swap(model: str | Model, new: str | os.PathLike[str], *, timeout: float | None = None,
          prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None, pooling: str | None = None,
          normalize: bool | None = None, max_length: int | None = None, chat_template: str | None = None,
          isolation: Literal['thread', 'process'] | None = None,
@@ -73,29 +68,26 @@ def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None
          adapters: Mapping[str, str | os.PathLike[str]] | None = None) -> Model: ...
 def tokenize(text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True, parse_special: bool = False
 ) -> list[int]: ...
-def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None: ...
+def unload(model: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None: ...
 def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
-          dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
-          normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-          on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, show_progress_bar: Progress = None,
+          dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+          compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
           task: Literal['query', 'document'] | None = None, prompt: str | None = None, prompt_name: str | None = None,
           truncate: bool = True, parse_special: bool = False, adapter: str | None = None, max_inputs: int | None = None,
           allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
           fail_fast: bool | None = None) -> NDArray[Any]: ...
 def embed_iter(iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
-               dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
-               normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
-               show_progress_bar: Progress = None, task: Literal['query', 'document'] | None = None,
-               prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
-               parse_special: bool = False, adapter: str | None = None,
+               dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+               compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+               task: Literal['query', 'document'] | None = None, prompt: str | None = None,
+               prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+               adapter: str | None = None,
                output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
-               batch_size: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
-               labels: Sequence[str] | None = None, template: str = 'This example is {}.', multi_label: bool = False,
+               batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
+               template: str = 'This example is {}.', multi_label: bool = False,
                function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
                aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
-               aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                ignore_labels: Sequence[str] = ('O',), stride: int | None = None, timeout: float | None = None,
                priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
                policy: Policy | None = None, fail_fast: bool | None = None) -> EmbedIterator: ...
@@ -104,10 +96,9 @@ def embed_sparse(inputs: str | Sequence[str] | Sequence[Sequence[int]],
                  task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                  prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
                  adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
-                 max_inputs: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
-                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> SparseVectors: ...
+                 max_inputs: int | None = None, max_active: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> SparseVectors: ...
 def embed_tokens(inputs: str | Sequence[str] | Sequence[Sequence[int]],
                  model: str | os.PathLike[str] | Model | None = None, *,
                  task: Literal['query', 'document'] | None = None, prompt: str | None = None,
@@ -124,103 +115,92 @@ def embed_all(inputs: str | Sequence[str] | Sequence[Sequence[int]],
               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
               policy: Policy | None = None, fail_fast: bool | None = None) -> TextEmbeddings: ...
 def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathLike[str] | Model | None = None, *,
-                dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
-                normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-                on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
-                show_progress_bar: Progress = None, allow_urls: bool = False, max_inputs: int | None = None,
-                timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> NDArray[Any]: ...
+                dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+                compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+                allow_urls: bool = False, max_inputs: int | None = None, timeout: float | None = None,
+                priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
 def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
-           top_k: int | None = None, top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True,
-           prompt: str | None = None, prompt_name: str | None = None,
-           function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
-           adapter: str | None = None, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None) -> Ranking: ...
+           top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
+           prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
+           parse_special: bool = False, adapter: str | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
 @overload
 def classify(texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
              template: str = 'This example is {}.', multi_label: bool = False,
              function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
              compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
-             max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
-             timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-             keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> Classification: ...
+             max_inputs: int | None = None, progress: Progress = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Classification: ...
 @overload
 def classify(texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[str, str]],
              model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
              template: str = 'This example is {}.', multi_label: bool = False,
              function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
              compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
-             max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
-             timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-             keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> Classifications: ...
+             max_inputs: int | None = None, progress: Progress = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Classifications: ...
 @overload
 def classify_tokens(texts: str, model: str | os.PathLike[str] | Model, *,
                     aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
-                    aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                     ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
                     truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
-                    max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
-                    timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                    max_inputs: int | None = None, progress: Progress = None, timeout: float | None = None,
+                    priority: Priority = 'normal', tenant: str | int | None = None,
                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
 ) -> TokenClassification: ...
 @overload
 def classify_tokens(texts: list[str] | tuple[str, ...] | NDArray[Any], model: str | os.PathLike[str] | Model, *,
                     aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
-                    aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                     ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
                     truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
-                    max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
-                    timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                    max_inputs: int | None = None, progress: Progress = None, timeout: float | None = None,
+                    priority: Priority = 'normal', tenant: str | int | None = None,
                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
 ) -> TokenClassifications: ...
 @overload
 def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
              top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
-             repeat_penalty: float | None = None, presence_penalty: float | None = None,
-             frequency_penalty: float | None = None,
+             presence_penalty: float | None = None, frequency_penalty: float | None = None,
              logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
-             max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
-             max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-             stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-             ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-             n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-             context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
-             compute: Compute = 'auto', parse_special: bool = False, timeout: float | None = None,
-             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
+             max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+             stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+             logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+             response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+             adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+             parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+             fail_fast: bool | None = None) -> Completion: ...
 @overload
 def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
              temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
-             min_p: float | None = None, repetition_penalty: float | None = None, repeat_penalty: float | None = None,
-             presence_penalty: float | None = None, frequency_penalty: float | None = None,
+             min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+             frequency_penalty: float | None = None,
              logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
-             max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
-             max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-             stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-             ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-             n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-             context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
-             compute: Compute = 'auto', parse_special: bool = False, timeout: float | None = None,
-             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-             policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+             max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+             stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+             logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+             response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+             adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+             parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+             fail_fast: bool | None = None) -> Stream: ...
 @overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
-         repeat_penalty: float | None = None, presence_penalty: float | None = None,
-         frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
-         seed: int | None = None, max_tokens: int | None = 512, max_new_tokens: int | None = 512,
-         num_predict: int | None = 512, max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-         stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-         ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-         n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-         context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
-         compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+         presence_penalty: float | None = None, frequency_penalty: float | None = None,
+         logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+         max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+         stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+         logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+         response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+         adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+         tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
          allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
@@ -229,11 +209,9 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
 @overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[True], temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
-         min_p: float | None = None, repetition_penalty: float | None = None, repeat_penalty: float | None = None,
-         presence_penalty: float | None = None, frequency_penalty: float | None = None,
-         logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
-         max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
-         max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+         min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+         frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+         seed: int | None = None, max_tokens: int | None = 512, min_tokens: int | None = None,
          stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
          ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
          n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
@@ -248,15 +226,14 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
            top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
-           repeat_penalty: float | None = None, presence_penalty: float | None = None,
-           frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
-           seed: int | None = None, max_tokens: int | None = 512, max_new_tokens: int | None = 512,
-           num_predict: int | None = 512, max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-           stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-           ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-           n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-           context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
-           compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+           presence_penalty: float | None = None, frequency_penalty: float | None = None,
+           logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+           max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+           stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+           logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+           response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+           adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+           tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
            allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
@@ -266,15 +243,14 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
            top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
-           repeat_penalty: float | None = None, presence_penalty: float | None = None,
-           frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
-           seed: int | None = None, max_tokens: int | None = 512, max_new_tokens: int | None = 512,
-           num_predict: int | None = 512, max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-           stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-           ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-           n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-           context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
-           compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+           presence_penalty: float | None = None, frequency_penalty: float | None = None,
+           logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+           max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+           stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+           logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+           response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+           adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+           tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
            allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
@@ -285,16 +261,13 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                    temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
                    min_p: float | None = None, repetition_penalty: float | None = None,
-                   repeat_penalty: float | None = None, presence_penalty: float | None = None,
-                   frequency_penalty: float | None = None,
+                   presence_penalty: float | None = None, frequency_penalty: float | None = None,
                    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
-                   max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
-                   max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-                   stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-                   ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-                   n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-                   context_length: int | None = None, adapter: str | None = None,
-                   capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                   max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                   stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                   logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                   response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                   adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
@@ -306,16 +279,13 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
                    temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
                    min_p: float | None = None, repetition_penalty: float | None = None,
-                   repeat_penalty: float | None = None, presence_penalty: float | None = None,
-                   frequency_penalty: float | None = None,
+                   presence_penalty: float | None = None, frequency_penalty: float | None = None,
                    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
-                   max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
-                   max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-                   stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-                   ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-                   n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-                   context_length: int | None = None, adapter: str | None = None,
-                   capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                   max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                   stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                   logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                   response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                   adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
@@ -326,16 +296,13 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
-                 repeat_penalty: float | None = None, presence_penalty: float | None = None,
-                 frequency_penalty: float | None = None,
+                 presence_penalty: float | None = None, frequency_penalty: float | None = None,
                  logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
-                 max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
-                 max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-                 stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-                 ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-                 n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-                 context_length: int | None = None, adapter: str | None = None,
-                 capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                 stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                 logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                 response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                 adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
@@ -346,16 +313,13 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
-                 repeat_penalty: float | None = None, presence_penalty: float | None = None,
-                 frequency_penalty: float | None = None,
+                 presence_penalty: float | None = None, frequency_penalty: float | None = None,
                  logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
-                 max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
-                 max_completion_tokens: int | None = 512, min_tokens: int | None = None,
-                 stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
-                 ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
-                 n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-                 context_length: int | None = None, adapter: str | None = None,
-                 capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                 stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                 logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                 response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                 adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
@@ -365,20 +329,16 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
 @overload
 def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                    negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
-                   num_inference_steps: int | None = None, steps: int | None = None,
-                   guidance_scale: float | None = None, cfg_scale: float | None = None, seed: int | None = None,
-                   latents: Any = None, n: int = 1, num_images_per_prompt: int = 1, preview_every: int = 0,
-                   max_sequence_length: int | None = None, compute: Compute = 'auto', timeout: float | None = None,
-                   priority: Priority = 'normal', tenant: str | int | None = None,
-                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> GeneratedImages: ...
+                   num_inference_steps: int | None = None, guidance_scale: float | None = None, seed: int | None = None,
+                   latents: Any = None, n: int = 1, preview_every: int = 0, max_sequence_length: int | None = None,
+                   compute: Compute = 'auto', timeout: float | None = None, priority: Priority = 'normal',
+                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                   fail_fast: bool | None = None) -> GeneratedImages: ...
 @overload
 def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
                    negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
-                   num_inference_steps: int | None = None, steps: int | None = None,
-                   guidance_scale: float | None = None, cfg_scale: float | None = None, seed: int | None = None,
-                   latents: Any = None, n: int = 1, num_images_per_prompt: int = 1, preview_every: int = 0,
-                   max_sequence_length: int | None = None, compute: Compute = 'auto', timeout: float | None = None,
-                   priority: Priority = 'normal', tenant: str | int | None = None,
-                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> ImageStream: ...
+                   num_inference_steps: int | None = None, guidance_scale: float | None = None, seed: int | None = None,
+                   latents: Any = None, n: int = 1, preview_every: int = 0, max_sequence_length: int | None = None,
+                   compute: Compute = 'auto', timeout: float | None = None, priority: Priority = 'normal',
+                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                   fail_fast: bool | None = None) -> ImageStream: ...

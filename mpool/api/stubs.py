@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from .images.loading import ImageInput
 from .model import Model
 from .pool import Pool
-from .results import Completion
+from .completions import Completion
 from .tasks.captures import Capture, CaptureJob
 from .tasks.classification import Classification, Classifications
 from .tasks.images_result import {images}
@@ -121,10 +121,9 @@ def functions() -> str:
                           "TextEmbeddings, TokenVectors\n"
                           "from .tasks.iterating import EmbedIterator\n"
                           "from .tasks.jobs import Job\n")]
-    lines[0] += ("from .debug import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
-                 "from .runtime.history import RequestRecord\n"
+    lines[0] += ("from .debug import ModelTable\nfrom .runtime.health import Health\n"
                  "from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n")
-    lines += ["FORWARDED: tuple[str, ...]", "_default: Pool | None", "pools: CapabilityPools", "",
+    lines += ["FORWARDED: tuple[str, ...]", "_default: Pool | None", "",
               "def default_pool() -> Pool: ...", "def pool_of(*arguments: object) -> Pool: ...",
               "def is_default(pool: Pool) -> bool: ...",
               "def install() -> None: ...",
@@ -160,7 +159,7 @@ def aio() -> str:
         "from .tasks.async_streams import AsyncStream as AsyncStream\n"
     for verb in VERBS.values():
         lines += _verb(verb, "aio")
-    lines += ["""async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+    lines += ["""async def load(model: str | os.PathLike[str] | Model, *, name: str | None = None, pin: bool = False,
                keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
                timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,
                weights: Literal['auto', 'mapped', 'packed'] | None = None,
@@ -168,7 +167,7 @@ def aio() -> str:
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
                adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                pool: Pool | None = None) -> Model: ...""",
-              """async def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
+              """async def swap(model: str | Model, new: str | os.PathLike[str], *, timeout: float | None = None,
                prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
                pooling: str | None = None, normalize: bool | None = None, max_length: int | None = None,
                chat_template: str | None = None, isolation: Literal['thread', 'process'] | None = None,
@@ -177,7 +176,7 @@ def aio() -> str:
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
                adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                pool: Pool | None = None) -> Model: ...""",
-              """async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
+              """async def unload(model: str | os.PathLike[str] | Model, *, timeout: float | None = None,
                  pool: Pool | None = None) -> None: ..."""]
     return "\n".join(lines) + "\n"
 

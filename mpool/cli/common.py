@@ -18,10 +18,10 @@ from ..host.resources import install_hint
 from ..records import one_line
 
 if TYPE_CHECKING:
+    from ..completions import Completion
     from ..model import Model
     from ..models import Resolved
     from ..pool import Pool
-    from ..results import Completion
 
 #: Control characters that could move the cursor of a terminal or change its settings. A model can generate them.
 _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}

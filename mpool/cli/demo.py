@@ -172,7 +172,7 @@ def _maxsim(model: Model, question: str, show: Any) -> list[dict[str, Any]] | No
     """Rank the sentences by the vectors of their tokens; None if the model has none (static embeddings)."""
     import numpy as np
 
-    from ..search.late_interaction import maxsim
+    from ..search import maxsim
 
     try:
         query, documents = (model.embed_tokens(texts) for texts in ([question], SENTENCES))

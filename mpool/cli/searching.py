@@ -28,7 +28,7 @@ _BATCH = 256
 
 def search(arguments: argparse.Namespace) -> int:
     """Run ``mpool search``. Blank lines are skipped."""
-    from ..search.similarity import cosines
+    from ..search import cosines
 
     if arguments.top_k < 1:
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")

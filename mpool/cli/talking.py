@@ -28,8 +28,8 @@ from .formats import flag_of, format_of
 from .messages import text_of
 
 if TYPE_CHECKING:
+    from ..completions import Completion
     from ..pool import Pool
-    from ..results import Completion
 
 #: Start of a line that is a command, not a path.
 _COMMAND = re.compile(r"/[a-z]+(?=\s|$)")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checks import refuse, shown
+from ..completions import ToolCall
 from ..errors import InvalidArgument, LimitError, Unsupported
 from ..host.resources import install_hint
-from ..results import ToolCall
 from . import enforced_schemas, grammar, grammar_trial, refusals, schema_keywords, tool_formats, tool_schemas
 from .reasoning import Borders
 from .schema_references import without_nulls

@@ -138,7 +138,7 @@ def _packages_of(extra: str) -> list[str]:
     found: list[str] = []
     for line in lines:
         requirement, _, marker = line.partition(";")
-        if re.fullmatch(rf"""\s*extra\s*==\s*['"]{re.escape(extra).replace("_", "[_-]")}['"]\s*""", marker):
+        if re.fullmatch(rf"""\s*extra\s*==\s*['"]{re.escape(extra)}['"]\s*""", marker):
             inner = re.fullmatch(r"mpool\[([\w,-]+)\]", requirement.strip())
             found += [one for name in inner[1].split(",") for one in _packages_of(name)] if inner \
                 else [f'"{requirement.strip()}"']

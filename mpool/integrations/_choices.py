@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..results import Choice, Chunk, Completion, TokenLogprob
+    from ..completions import Choice, Chunk, Completion, TokenLogprob
 
 
 def logprobs_of(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:

@@ -97,5 +97,5 @@ def stored_name(model: Any, where: str) -> str | None:
         raise InvalidArgument(param="model", got=f"the mpool.Model {model.key}",
                               allowed=f"a key, a path or a reference: {where} stores it",
                               hint=f"Pass {model.ref!r}, or a name that you register in every process: "
-                                   "mpool.register(name, ref)")
+                                   "mpool.register(name, model)")
     return name_of(model)

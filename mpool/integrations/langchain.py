@@ -39,7 +39,7 @@ with importing("langchain"):
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 
-    from ..results import Choice, Chunk, Completion, TokenLogprob, Usage
+    from ..completions import Choice, Chunk, Completion, TokenLogprob, Usage
 
 #: Fields of the chat model that are options of mpool.chat with the same name.
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "timeout")

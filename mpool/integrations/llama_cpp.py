@@ -22,7 +22,7 @@ from ..model import Model
 from ._choices import call_limit, logprobs_of
 
 if TYPE_CHECKING:
-    from ..results import Chunk, Completion, TokenLogprob, Usage
+    from ..completions import Chunk, Completion, TokenLogprob, Usage
 
 _FILE = "mpool uses the value that the file states"
 _ADAPTER = "Merge the adapter into the weights, or use mpool.load(..., adapters={name: path}) and adapter=name"

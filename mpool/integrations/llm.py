@@ -34,7 +34,7 @@ from ..tasks.sampling import TABLE
 from ._choices import call_limit
 
 if TYPE_CHECKING:
-    from ..results import Chunk, Completion
+    from ..completions import Chunk, Completion
 
 log = logger("mpool.llm")
 
@@ -180,7 +180,7 @@ def _find_model(name: str, ref: str) -> PluginModel:
     if name in {model.name for model in catalogue_models()}:
         refuse("name", name, "a name that is not in mpool's catalogue")
     with Pool() as pool:
-        pool._names.check_free("name", name, None)
+        pool._names.check_free(name, None)
         model = pool.get(str(_models.parse_reference(ref)))
         return PluginModel(name, model.ref, model.capability)
 

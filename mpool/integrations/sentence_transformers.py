@@ -24,7 +24,7 @@ from ..names import COMPUTE, SIMILARITIES
 from ..records import logger
 from ..runtime import overrides
 from ..runtime.swapping import for_current
-from ..search.similarity import similarity as _similarity
+from ..search import similarity as _similarity
 from ..tasks import options as _options
 from ..tasks import requests
 from ..tasks import text_embedding as embedding
@@ -198,7 +198,7 @@ _CONSTRUCTOR = {
     "config_kwargs": "Change the files of the model", "model_card_data": "mpool does not train models",
     "backend": "mpool is the backend", "num_labels": "The files of the model say how many labels it has",
     "keep_in_fp32_modules": "Pass compute=\"float32\"",
-    "max_length": "Register the model: mpool.register(name, ref, max_length=...)",
+    "max_length": "Register the model: mpool.register(name, model, max_length=...)",
     "prompts": "Pass prompt= to predict",
     "default_prompt_name": "Pass prompt_name= to predict",
 }

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from ..checks import refuse
-from ..search.nearest import semantic_search as _search
-from ..search.similarity import similarity as _similarity
+from ..search import semantic_search as _search
+from ..search import similarity as _similarity
 from ._tensors import array_of, has_tensor, tensor_of
 
 #: Function of the library -> what to use instead.
 _INSTEAD = {
-    "community_detection": "use mpool.community_detection(vectors)",
-    "paraphrase_mining": "use mpool.paraphrase_mining(model.encode(sentences))",
-    "paraphrase_mining_embeddings": "use mpool.paraphrase_mining(vectors)",
+    "community_detection": "use mpool.search.community_detection(vectors)",
+    "paraphrase_mining": "use mpool.search.paraphrase_mining(model.encode(sentences))",
+    "paraphrase_mining_embeddings": "use mpool.search.paraphrase_mining(vectors)",
     "euclidean_sim": 'use mpool.similarity(a, b, metric="euclidean")',
     "manhattan_sim": 'use mpool.similarity(a, b, metric="manhattan")',
     "normalize_embeddings": "pass normalize_embeddings=True to encode",

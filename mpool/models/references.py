@@ -121,7 +121,7 @@ Reference = LocalRef | HubRef | PipRef | BundledRef | KeyRef
 
 
 def _bad(text: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"the model reference {shorten(repr(text))} {why}", param="ref", got=shorten(repr(text)),
+    return InvalidArgument(f"the model reference {shorten(repr(text))} {why}", param="model", got=shorten(repr(text)),
                            allowed=FORMS, hint=f"Allowed: {FORMS}")
 
 
@@ -148,7 +148,7 @@ def parse(reference: str | os.PathLike[str]) -> Reference:
         InvalidArgument: the reference is no text or path, or has none of these forms.
     """
     if not isinstance(reference, (str, os.PathLike)):
-        refuse("ref", reference, "a key, a reference or a path")
+        refuse("model", reference, "a key, a reference or a path")
     if not isinstance(reference, str):
         return LocalRef(os.path.abspath(os.path.expanduser(os.fspath(reference))))
     text = reference.strip()

@@ -423,15 +423,22 @@ class Entry:
             error._outdated = True
             raise error
 
-    def forget(self) -> None:
-        """Forget everything read from files. The next use reads them again. The core must not have the model."""
-        with self._lock:
+    def forget(self, wait: bool = True) -> None:
+        """Forget everything read from files. The next use reads them again. The core must not have the model.
+
+        Without ``wait``, an entry whose files another thread reads is left as it is: the read may never return.
+        """
+        if not self._lock.acquire(wait):
+            return
+        try:
             for network in self._networks.values():
-                network.forget()
+                network.forget(wait)
             self._description = self._tokenizer = self._vocab = self._template = self._table = self._draft = None
             self._stamps = None
             self.plans, self._draft_stamps, self._adapters, self.outdated = {}, {}, None, False
             self._capability = self._given_capability
+        finally:
+            self._lock.release()
 
     def unread(self) -> Entry:
         """Return an entry of the same model that has read no file yet, with the same pins and keep-alives."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,7 @@ SLOW, SLOW_CALLS = 4.0, 8
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """A worker's response to :func:`mpool.ping`. Busy workers respond too.
+    """A worker's response to :meth:`mpool.Pool.ping`. Busy workers respond too.
 
     Attributes:
         model: key of the worker's model.
@@ -129,9 +129,9 @@ class Health:
     native_calls: Mapping[str, NativeCalls]
 
 
-def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
-    """See :func:`mpool.ping`."""
-    keys = None if key is None else _core_keys(pool, key)
+def pongs(pool: Host, model: Any) -> tuple[Pong, ...]:
+    """See :meth:`mpool.Pool.ping`."""
+    keys = None if model is None else _core_keys(pool, model)
     registry = pool._registry
     rows = registry.entries() if registry is not None else []
     now = time.monotonic()
@@ -139,9 +139,9 @@ def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
                  for row in rows if keys is None or row["key"] in keys for worker in row["worker"])
 
 
-def _core_keys(pool: Host, key: Any) -> list[str]:
+def _core_keys(pool: Host, model: Any) -> list[str]:
     """Return the core keys of a model. Reads no files if the model was used before or is in the catalogue."""
-    return (pool._known(key, None) or pool._find(key)).core_keys()
+    return (pool._known(model, None) or pool._find(model)).core_keys()
 
 
 def health(pool: Host) -> Health:
@@ -230,19 +230,19 @@ _checks = itertools.count()
 _SIDE = 32
 
 
-def check(pool: Host, key: Any, timeout: float | None) -> float:
-    """See :func:`mpool.check`."""
+def check(pool: Host, model: Any, timeout: float | None) -> float:
+    """See :meth:`mpool.Pool.check`."""
     _deadlines.seconds_of(timeout)  # raises for an invalid timeout before files are read
-    entry = pool._find(key)
+    entry = pool._find(model)
     began = time.monotonic()
     if entry.capability == "text_embedding":
         # a different text each time, because requests with equal texts share one computation
-        pool.embed(f"check {next(_checks)}", key, priority="critical", timeout=timeout)
+        pool.embed(f"check {next(_checks)}", model, priority="critical", timeout=timeout)
     elif entry.capability == "text_to_text":
-        pool.generate("check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
+        pool.generate("check", model, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
     elif entry.capability == "text_to_image":
         side = 2 * entry.describe().pipeline.scale  # the smallest image
-        pool.generate_image("check", key, width=side, height=side, num_inference_steps=1, seed=0, priority="critical",
+        pool.generate_image("check", model, width=side, height=side, num_inference_steps=1, seed=0, priority="critical",
                             timeout=timeout)
     else:
         import numpy as np
@@ -252,9 +252,9 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
         # a different image each time: the prefix cache keeps the rows of images in prompts
         pixels = np.full((side, side, 3), next(_checks) % 256, dtype=np.uint8)
         if entry.capability == "vision":
-            pool.vision(pixels, "check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
+            pool.vision(pixels, "check", model, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
         else:
-            pool.embed_image(pixels, key, priority="critical", timeout=timeout)
+            pool.embed_image(pixels, model, priority="critical", timeout=timeout)
     return time.monotonic() - began
 
 
@@ -262,7 +262,7 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityPool:
-    """Snapshot of all models of a capability. See :data:`mpool.pools`.
+    """Snapshot of all models of a capability. See :attr:`mpool.Pool.pools`.
 
     Attributes:
         capability: name of the capability.
@@ -285,13 +285,13 @@ class CapabilityPool:
 class CapabilityPools(Mapping[str, CapabilityPool]):
     """Mapping from a capability to a snapshot of its models. Each look-up takes a new snapshot."""
 
-    def __init__(self, pool: Callable[[], Host]) -> None:
+    def __init__(self, pool: Host) -> None:
         self._pool = pool
 
     def __getitem__(self, capability: str) -> CapabilityPool:
         from .. import _core
 
-        pool = self._pool()
+        pool = self._pool
         policies = {name: policy for name, _, policy in _core.capabilities()}
         if capability not in policies:
             raise KeyError(f"{capability!r} is not a capability; the capabilities are " + ", ".join(policies))

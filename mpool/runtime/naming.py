@@ -72,13 +72,13 @@ class Names:
                 return same  # the same call again, as when a cell of a notebook runs twice
             old = None
         if old is None:
-            self.check_free("key", key, None)
+            self.check_free(key, None, replaceable=True)
         entry = self.new_entry(key, ref, overrides, options)
         if old is None:
             with self.lock:
                 old = self.holder(key) if replace else None
                 if old is None:
-                    self.check_free("key", key, None)
+                    self.check_free(key, None, replaceable=True)
                     self.by_key[key] = self.by_name[key] = entry
             if old is None:
                 _warn_of_alias(key, entry)
@@ -94,7 +94,11 @@ class Names:
             loading = old.loading
             given = {*overrides, *(name for name, value in asdict(options).items() if value is not None)}
             kept = [name for name, value in {**old.overrides, **asdict(loading)}.items() if value and name not in given]
-            new = self.new_entry(old.key, ref, {**old.overrides, **overrides}, options.over(loading), kept)
+            try:
+                new = self.new_entry(old.key, ref, {**old.overrides, **overrides}, options.over(loading), kept)
+            except MpoolError as error:
+                error.rename({"model": "new"})
+                raise
             if swapping.swap(old, new, True, _deadlines.deadline_of(timeout), loading):
                 return new
 
@@ -135,12 +139,12 @@ class Names:
         """
         name = key.key if isinstance(key, Entry) else key
         if not isinstance(name, str):
-            refuse("key", key, "a name from register(), or its handle")
+            refuse("model", key, "a name from register(), or its handle")
         found = self.holder(name)
         if found is not None and (not isinstance(key, Entry) or key is found):
             return found
         if name in self.by_name or _catalogue().get(name) is not None or isinstance(key, Entry):
-            raise InvalidArgument("only names that register() made can be swapped", param="key", got=shown(name),
+            raise InvalidArgument("only names that register() made can be swapped", param="model", got=shown(name),
                                   allowed="a name from register()",
                                   hint="Register the model under a name of its own, and use that name in requests")
         with self.lock:
@@ -162,13 +166,13 @@ class Names:
                 entry.set_loading(options)
         return entry
 
-    def add_alias(self, alias: str, entry: Entry) -> Entry:
+    def add_name(self, name: str, entry: Entry) -> Entry:
         """Give a model a further name. Returns the entry that got the name: after a swap, that of the new model."""
         with self.lock:
             entry = entry.latest()
-            self.check_free("alias", alias, entry)
-            self.by_name[alias] = entry
-        _warn_of_alias(alias, entry)
+            self.check_free(name, entry)
+            self.by_name[name] = entry
+        _warn_of_alias(name, entry)
         return entry
 
     def hand_over(self, old: Entry, new: Entry) -> None:
@@ -177,21 +181,21 @@ class Names:
             for name in [name for name, entry in table.items() if entry is old]:
                 table[name] = new
 
-    def check_free(self, param: str, name: Any, entry: Entry | None) -> None:
+    def check_free(self, name: Any, entry: Entry | None, replaceable: bool = False) -> None:
         """Raise InvalidArgument unless the name is valid and unused, or already a name of ``entry``.
 
         Keys of the catalogue are reserved, in upper and lower case, because :meth:`find` ignores case. Its aliases are
-        not reserved: a new alias must break no program.
+        not reserved: a new alias must break no program. ``replaceable``: the caller has the option ``replace``.
         """
-        check_key(param, name)
+        check_name(name)
         held, row = self.by_name.get(name), _catalogue().get(name)
         if entry is not None and (held is entry or held is None and row is not None and row.key == entry.key):
             return
         if held is not None or row is not None and name.lower() == row.key.lower():
             user = held.ref if held else f"{row.key}, a model of the catalogue"
-            raise InvalidArgument(f"`{param}` must be an unused name, but {name} is a name of {user}", param=param,
+            raise InvalidArgument(f"`name` must be an unused name, but {name} is a name of {user}", param="name",
                                   got=shown(name), allowed="an unused name", hint="Choose another name" + (
-                                      ", or replace the model with replace=True" if held and param == "key" else ""))
+                                      ", or replace the model with replace=True" if held and replaceable else ""))
 
     # ---- entries of models -----------------------------------------------------------------------------------------
 
@@ -335,10 +339,10 @@ class Names:
             self._adopt(entry.key, None, None)
 
 
-def check_key(param: str, name: Any) -> None:
+def check_name(name: Any) -> None:
     """Raise InvalidArgument unless a name has the form of those that :meth:`Names.check_free` allows."""
     if not isinstance(name, str) or not _KEY.fullmatch(name):
-        refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
+        refuse("name", name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
 
 
 def _catalogue() -> Any:
@@ -370,4 +374,4 @@ def _absolute(ref: str) -> str:
     return str(parse_reference(ref))
 
 
-__all__ = ["Names", "check_key"]
+__all__ = ["Names", "check_name"]

@@ -18,7 +18,7 @@ from ..errors import InvalidArgument
 from ..host.resources import typed
 from ..tasks.embedding_results import refuse_results
 from .nearest import Neighbours, queries_at_once
-from .similarity import array_of, refuse_wide
+from .similarities import array_of, refuse_wide
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -133,7 +133,7 @@ def quantize_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged) -> Pac
         InvalidArgument: a shape is not allowed, or a number is NaN or infinite.
 
     Example:
-        >>> mpool.quantize_tokens([[[1.0, -0.5]]]).values.tolist()
+        >>> mpool.search.quantize_tokens([[[1.0, -0.5]]]).values.tolist()
         [[127, -64]]
     """
     store, _ = ragged("documents", documents)

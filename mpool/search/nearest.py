@@ -17,7 +17,7 @@ from ..api.functions import default_pool
 from ..checks import integer, one_of, real, refuse
 from ..errors import InvalidArgument
 from ..host.resources import typed
-from .similarity import refuse_mixed, refuse_wide, vectors_of
+from .similarities import refuse_mixed, refuse_wide, vectors_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -109,7 +109,7 @@ def paraphrase_mining(vectors: ArrayLike, *, top_k: int = 100, max_pairs: int = 
         InvalidArgument: a component is NaN or infinite, or an option is out of range.
 
     Example:
-        >>> [(i, j) for _, i, j in mpool.paraphrase_mining([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]], max_pairs=1)]
+        >>> [(i, j) for _, i, j in mpool.search.paraphrase_mining([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]], max_pairs=1)]
         [(0, 2)]
     """
     rows = _matrix("vectors", vectors)
@@ -145,7 +145,7 @@ def community_detection(vectors: ArrayLike, *, threshold: float = 0.75,
         InvalidArgument: a component is NaN or infinite, or an option is out of range.
 
     Example:
-        >>> mpool.community_detection([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]], min_community_size=2)
+        >>> mpool.search.community_detection([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]], min_community_size=2)
         [[0, 2]]
     """
     rows = _matrix("vectors", vectors)

@@ -55,7 +55,7 @@ def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor:
         InvalidArgument: a shape or an option is not allowed, a number is NaN or infinite, or ``budget`` is too small.
 
     Example:
-        >>> mpool.pool_tokens([[[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]], factor=2, protected=1).values.tolist()
+        >>> mpool.search.pool_tokens([[[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]], factor=2, protected=1).values.tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
     if (factor is None) == (budget is None):

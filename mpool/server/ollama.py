@@ -14,13 +14,12 @@ from starlette.responses import Response
 
 from .. import __version__, aio
 from ..checks import shown
+from ..completions import ToolCall
 from ..conversation.tool_calls import parse_arguments
 from ..durations import seconds_of
 from ..errors import ContextOverflow
 from ..host import native_calls
-from ..results import ToolCall
 from ..tasks.running import counted
-from ..tasks.sampling import ALIASES
 from ..tasks.verbs import EMBED
 from . import fill_in, formats, ollama_models, thinking
 from .errors import Refusal, plain_error
@@ -61,7 +60,7 @@ from .streaming import LINES, MergedStreams, StreamedResponse, line
 
 if TYPE_CHECKING:
     from ..aio import AsyncStream
-    from ..results import Chunk, Completion, TokenLogprob
+    from ..completions import Chunk, Completion, TokenLogprob
     from .models import ServedModel
 
 _encode = msgspec.json.Encoder().encode
@@ -71,9 +70,10 @@ _OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
 _NAMES = {**PARAMETERS, "response_format": "format"}
 #: Minimum of ``num_ctx`` in Ollama.
 _MIN_CONTEXT = 4
-#: Sampling options that have the same name, or an alias of this name, in the library.
+#: Sampling options, and those of them that the library has under another name.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
              "stop")
+_OWN = {other: own for own, other in PARAMETERS.items()}
 
 
 def now() -> str:
@@ -107,7 +107,7 @@ def options_of(context: Context, given: Options) -> dict[str, Any]:
     for name, off in _OFF.items():
         if getattr(given, name) not in (None, off):
             context.ignore(f"options.{name}", f"`options.{name}` must be {off}: this sampler is not supported.", name)
-    found = {ALIASES.get(name, name): value for name in _SAMPLING if (value := getattr(given, name)) is not None}
+    found = {_OWN.get(name, name): value for name in _SAMPLING if (value := getattr(given, name)) is not None}
     narrow(found)
     if found.get("repetition_penalty") == 0:
         found["repetition_penalty"] = 1.0  # LiteLLM and Open WebUI send `frequency_penalty` under this name

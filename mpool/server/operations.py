@@ -34,7 +34,7 @@ from .peers import user_of
 from .request_history import RunningRequest
 
 if TYPE_CHECKING:
-    from ..results import TokenLogprob, TopLogprob
+    from ..completions import TokenLogprob, TopLogprob
     from .guard import Scope
     from .state import State
 

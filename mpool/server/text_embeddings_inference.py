@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ..host import native_calls
-from ..search.similarity import cosines
+from ..search import cosines
 from ..tasks.running import counted
 from ..tasks.verbs import EMBED, EMBED_SPARSE, RERANK
 from .computing import token_vectors

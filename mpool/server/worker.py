@@ -37,7 +37,7 @@ from .streaming import EVENTS, StreamedResponse, event
 if TYPE_CHECKING:
     import os
 
-    from ..results import Chunk
+    from ..completions import Chunk
     from ..tasks.captures import Capture
     from ..tasks.text_to_text import Request
 

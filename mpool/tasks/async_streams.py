@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
+from ..completions import Chunk, Completion
 from ..errors import Cancelled
 from ..host.resources import error_of, shortened, typed_async
-from ..results import Chunk, Completion
 from ..runtime import tally
 from ..runtime.swapping import afor_current, ended_outdated
 from ..runtime.watching import Followed, watcher
@@ -333,8 +333,8 @@ class AsyncStream(AsyncTicketStream[Chunk]):
 class AsyncImageStream(AsyncTicketStream[ImageStep]):
     """Steps of images while they are generated. Returned by ``generate_image(..., stream=True)``.
 
-    Like :class:`AsyncStream`, except that iterating yields :class:`mpool.ImageStep` s, and that :meth:`result` raises
-    Cancelled after the stream was closed early.
+    Like :class:`AsyncStream`, except that iterating yields :class:`mpool.results.ImageStep` s, and that :meth:`result`
+    raises Cancelled after the stream was closed early.
     """
 
     _reader: ImageReader | None

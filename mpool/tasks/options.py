@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from ..checks import integer, refuse, unknown_option
 from ..durations import seconds_of
-from ..errors import InvalidArgument
 from ..host.resources import typed
 from ..names import CAPABILITIES as CAPABILITIES
 from ..names import COMPUTE, POLICIES
 from ..runtime import deadlines as _deadlines
 from ..runtime import logs as _logs
-from .sampling import ALIASES, TABLE, THINKING_TOKENS
+from .sampling import TABLE, THINKING_TOKENS
 
 if TYPE_CHECKING:
     from ..config import PoolConfig
@@ -192,7 +191,7 @@ CALL = tuple(found.name for found in fields(CallOptions))
 
 # ---- options of verbs ------------------------------------------------------------------------------------------------
 
-def option(default: Any, doc: str, *, choices: tuple[Any, ...] | None = None, aliases: tuple[str, ...] = (),
+def option(default: Any, doc: str, *, choices: tuple[Any, ...] | None = None,
            plan: bool = True, meaning: str = "", shown: str | None = None) -> Any:
     """Return a field of an options dataclass.
 
@@ -200,13 +199,12 @@ def option(default: Any, doc: str, *, choices: tuple[Any, ...] | None = None, al
         default: value of the option when it is omitted.
         doc: description in the documentation of every function that has the option.
         choices: all allowed values, if they can be listed.
-        aliases: alternative names of the option, from other libraries.
         plan: True if the option is part of the cache key of plans; False if the plan does not depend on it.
         meaning: description without range and default, for the help of the command line.
         shown: default as shown in the documentation, if it differs from ``default``.
     """
-    return field(default=default, compare=plan, metadata={"doc": doc, "choices": choices, "aliases": aliases,
-                                                          "meaning": meaning, "shown": shown})
+    return field(default=default, compare=plan,
+                 metadata={"doc": doc, "choices": choices, "meaning": meaning, "shown": shown})
 
 
 def meaning_of(options: type, name: str) -> str:
@@ -215,13 +213,12 @@ def meaning_of(options: type, name: str) -> str:
 
 
 def names_of(options: type) -> tuple[str, ...]:
-    """Return the names of all options of a dataclass with their aliases, then the names of :class:`CallOptions`."""
-    own = (name for found in fields(options) for name in (found.name, *found.metadata.get("aliases", ())))
-    return tuple(dict.fromkeys((*own, *CALL)))
+    """Return the names of all options of a dataclass, then the names of :class:`CallOptions`."""
+    return (*(found.name for found in fields(options)), *CALL)
 
 
 def parse_options(options: type[T], of: str, given: Mapping[str, Any]) -> T:
-    """Build an options dataclass from keyword arguments, which may be aliases of its fields.
+    """Build an options dataclass from keyword arguments.
 
     Args:
         options: dataclass to build.
@@ -229,22 +226,15 @@ def parse_options(options: type[T], of: str, given: Mapping[str, Any]) -> T:
         given: keyword arguments without those of :class:`CallOptions`.
 
     Raises:
-        InvalidArgument: an option does not exist (the error suggests the most similar one), or is given under two
-            names.
+        InvalidArgument: an option does not exist; the error suggests the most similar one.
     """
     if not given:
         return _defaults(options)  # type: ignore[arg-type, return-value]
-    found: dict[str, Any] = {}
-    targets = fields_by_name(options)  # type: ignore[arg-type]
-    for name, value in given.items():
-        target = targets.get(name)
-        if target is None:
+    known = _fields_of(options)  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
             raise unknown_option(name, names_of(options), of=of)
-        if target in found:
-            raise InvalidArgument(f"`{target}` is given twice, once as `{name}`", param=target,
-                                  hint="Both names mean the same option: pass one of them")
-        found[target] = value
-    return options(**found)
+    return options(**given)
 
 
 @cache
@@ -253,10 +243,8 @@ def _defaults(options: Any) -> Any:
 
 
 @cache
-def fields_by_name(options: Any) -> dict[str, str]:
-    """Return a mapping from every option name and alias to the name of its field."""
-    return {name: found.name for found in fields(options)
-            for name in (found.name, *found.metadata.get("aliases", ()))}
+def _fields_of(options: Any) -> frozenset[str]:
+    return frozenset(found.name for found in fields(options))
 
 
 # ---- vectors -------------------------------------------------------------------------------------------------------
@@ -291,10 +279,10 @@ class VectorOptions:
     dimensions: int | None = option(
         None, "number of components of the returned vectors: the first ones are kept, which suits models trained for "
         "it (Matryoshka). Normalised vectors are normalised again after truncation. None: all components, or the "
-        "number set in the model's files.", aliases=("truncate_dim",))
+        "number set in the model's files.")
     normalize: bool | None = option(
         None, "True: scale vectors to length 1; False: return them as pooled; None: follow the model's files.",
-        choices=(None, True, False), aliases=("normalize_embeddings",))
+        choices=(None, True, False))
     precision: Precision = option(
         "float32", 'type of the returned components: ``"float32"``; ``"int8"`` or ``"uint8"``: quantised to 256 levels '
         "between the minimum and maximum of each component over the vectors of this request, which must have at least "
@@ -307,7 +295,7 @@ class VectorOptions:
         "is filled with NaN, and the number of such rows is logged as a warning. Only for float32.", choices=ON_ERROR)
     progress: Progress = option(
         None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
-        "more than 1,024 inputs if the logger ``mpool`` is at level INFO.", aliases=("show_progress_bar",), plan=False)
+        "more than 1,024 inputs if the logger ``mpool`` is at level INFO.", plan=False)
 
 
 def _parse_special(where: str) -> Any:
@@ -366,11 +354,12 @@ class EmbedIterOptions(TextVectorOptions):
         choices=ITERATED, plan=False)
     batch_size: int | None = option(
         None, "None: yield the result of one text at a time: a vector of shape ``(d,)``, token ids and weights, a "
-        "matrix ``(tokens, d)``, a :class:`mpool.TextEmbeddings` of one text, a :class:`mpool.Classification` or a "
-        ":class:`mpool.TokenClassification`; a number: yield results of this many texts, as the functions return them; "
-        "the last one may have fewer. Affects neither speed nor values.", plan=False)
+        "matrix ``(tokens, d)``, a :class:`mpool.TextEmbeddings` of one text, a "
+        ":class:`mpool.results.Classification` or a :class:`mpool.results.TokenClassification`; a number: yield "
+        "results of this many texts, as the functions return them; the last one may have fewer. Affects neither speed "
+        "nor values.", plan=False)
     max_active: int | None = option(None, 'only with ``output="sparse"``: maximum number of weights of a text, as for '
-                                    ":func:`embed_sparse`.", aliases=("max_active_dims",), plan=False)
+                                    ":func:`embed_sparse`.", plan=False)
     labels: Sequence[str] | None = option(
         None, 'only with ``output="labels"``: names of labels for zero-shot classification, as for :func:`classify`, '
         "at most ``PoolConfig.max_embed_inputs``.", plan=False)
@@ -381,8 +370,7 @@ class EmbedIterOptions(TextVectorOptions):
         None, 'only with ``output="labels"``: as for :func:`classify`.', choices=(None, *ACTIVATIONS), plan=False)
     top_k: int | None = option(None, 'only with ``output="labels"``: as for :func:`classify`.', plan=False)
     aggregation: Literal["none", "simple", "first", "average", "max"] = option(
-        "none", 'only with ``output="spans"``: as for :func:`classify_tokens`.', choices=AGGREGATIONS,
-        aliases=("aggregation_strategy",), plan=False)
+        "none", 'only with ``output="spans"``: as for :func:`classify_tokens`.', choices=AGGREGATIONS, plan=False)
     ignore_labels: Sequence[str] = option(("O",), 'only with ``output="spans"``: as for :func:`classify_tokens`.',
                                           plan=False)
     stride: int | None = option(None, 'only with ``output="spans"``: as for :func:`classify_tokens`, which also states '
@@ -423,7 +411,7 @@ class SparseOptions(OutputOptions):
 
     embedding: ClassVar[str] = "sparse"
     max_active: int | None = option(None, "maximum number of weights of a text, the largest ones; None: all.",
-                                    aliases=("max_active_dims",), plan=False)
+                                    plan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,7 +454,7 @@ class _LogitOptions:
 class RerankOptions(_LogitOptions):
     """Options of :func:`mpool.rerank`."""
 
-    top_k: int | None = option(None, "number of documents to return, the best ones; None: all.", aliases=("top_n",),
+    top_k: int | None = option(None, "number of documents to return, the best ones; None: all.",
                                plan=False)
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
     truncate: bool = option(True, "True: truncate the longer text of a pair (with a language model, always the "
@@ -520,7 +508,7 @@ class ClassifyOptions(_LogitOptions):
                                     "labels. None: ``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
     progress: Progress = option(
         None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
-        "more than 1,024 texts if the logger ``mpool`` is at level INFO.", aliases=("show_progress_bar",), plan=False)
+        "more than 1,024 texts if the logger ``mpool`` is at level INFO.", plan=False)
 
     result: ClassVar[str] = "labels"
     prompt: ClassVar[None] = None
@@ -536,7 +524,7 @@ class ClassifyTokensOptions(_LogitOptions):
         '``"simple"``: neighbours with the same label, apart from ``B-`` and ``I-``, are one span, and ``B-`` begins '
         'one. ``"first"``, ``"average"``, ``"max"``: the same with words instead of tokens; the label of a word is '
         "that of its first token, the best one of the mean scores of its tokens, or that of the token with the highest "
-        "score.", choices=AGGREGATIONS, aliases=("aggregation_strategy",), plan=False)
+        "score.", choices=AGGREGATIONS, plan=False)
     ignore_labels: Sequence[str] = option(
         ("O",), "labels that give no spans; with an aggregation, without ``B-`` and ``I-``.", plan=False)
     stride: int | None = option(
@@ -551,7 +539,7 @@ class ClassifyTokensOptions(_LogitOptions):
     adapter: str | None = _adapter()
     max_inputs: int | None = option(None, "maximum number of texts in the request, and of windows with a ``stride``. "
                                     "None: ``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
-    progress: Progress = option(None, "as for :func:`classify`.", aliases=("show_progress_bar",), plan=False)
+    progress: Progress = option(None, "as for :func:`classify`.", plan=False)
 
     result: ClassVar[str] = "spans"
     prompt: ClassVar[None] = None
@@ -585,7 +573,7 @@ def _sampling_option(name: str, doc: str) -> Any:
     row = TABLE[name]
     # For max_tokens, None means "no limit" and the default is a number. For all others None means the default.
     found: Any = option(row.default if name == "max_tokens" else None, f"{doc}; {row.allowed}.",
-                        aliases=tuple(other for other, target in ALIASES.items() if target == name), meaning=doc,
+                        meaning=doc,
                         shown="None" if row.default is None else
                         f"{row.default}{THINKS if name == 'max_tokens' else ''}, unless the model's files set another")
     return found
@@ -691,17 +679,17 @@ class GenerateImageOptions:
     height: int | None = option(None, "height in pixels; None: the size that the model was trained for.")
     num_inference_steps: int | None = option(
         None, "number of denoising steps, 1 to 1,000; None: 28; 4 for FLUX.1-schnell, and for Stable Diffusion 3.5 "
-        "large turbo under its name in the catalogue. A local folder of turbo needs 4.", aliases=("steps",))
+        "large turbo under its name in the catalogue. A local folder of turbo needs 4.")
     guidance_scale: float | None = option(
         None, "guidance scale, 0 to 1000; None: 7 for Stable Diffusion 3 and 3.5, 3.5 for FLUX.1-dev, 0 for "
         "FLUX.1-schnell, and for Stable Diffusion 3.5 large turbo under its name in the catalogue. A local folder of "
-        "turbo needs 0.", aliases=("cfg_scale",))
+        "turbo needs 0.")
     seed: int | None = option(
         None, "seed of the initial noise, 0 to 2**64 - 1; None: a random seed, which the result reports.")
     latents: Any = option(
         None, "initial latents, used instead of noise from the seed: a NumPy array or torch tensor of shape ``(n, "
         "channels, height / 8, width / 8)``, in diffusers' format.")
-    n: int = option(1, "number of images, 1 to 64.", aliases=("num_images_per_prompt",))
+    n: int = option(1, "number of images, 1 to 64.")
     preview_every: int = option(
         0, "number of steps between the previews of a stream or job; 0: no previews. Each preview runs the decoder "
         "once.")

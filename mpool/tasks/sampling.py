@@ -1,9 +1,8 @@
 """Sampling options: their names, ranges and defaults in one table, and their validation.
 
-The names are those of vLLM and OpenAI; the names that transformers, llama.cpp and Ollama use are aliases. An option
-that the caller omits has the value of the model's ``generation_config.json`` if that file enables sampling (options
-that the file omits are then off), else the default of :data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no
-penalties, 512 tokens.
+The names are those of vLLM and OpenAI. An option that the caller omits has the value of the model's
+``generation_config.json`` if that file enables sampling (options that the file omits are then off), else the default of
+:data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no penalties, 512 tokens.
 """
 
 from __future__ import annotations
@@ -62,10 +61,6 @@ THINKING_TOKENS = 4096
 
 #: Options that are not scalars. Each has a validation function of its own.
 OTHERS = ("stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs")
-
-#: Option names of other libraries -> names of mpool.
-ALIASES = {"max_new_tokens": "max_tokens", "num_predict": "max_tokens", "max_completion_tokens": "max_tokens",
-           "repeat_penalty": "repetition_penalty"}
 
 NAMES = (*TABLE, *OTHERS)
 #: How the error of a value names its type; 2.0 and True are in the range of many integers.
@@ -130,7 +125,7 @@ def check(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidArgument: as :func:`resolve`.
     """
-    given = _rename(options)
+    given = _known(options)
     values = {name: scalar(name, given[name], row) for name, row in TABLE.items() if given.get(name) is not None}
     if values.get("min_tokens", 0) > values.get("max_tokens", _MAX_TOKENS):
         _refuse_min_tokens(values)
@@ -155,10 +150,9 @@ def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int,
         thinks: whether the model can think before it answers.
 
     Raises:
-        InvalidArgument: an option does not exist (the error suggests the most similar one), has an invalid value, or
-            is given under two names.
+        InvalidArgument: an option does not exist (the error suggests the most similar one), or has an invalid value.
     """
-    given = _rename(options)
+    given = _known(options)
     if thinks and "max_tokens" not in given and "max_tokens" not in defaults:
         given["max_tokens"] = THINKING_TOKENS
     values: dict[str, Any] = {}
@@ -177,20 +171,12 @@ def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int,
                     bias=_bias(given.get("logit_bias"), vocab))
 
 
-def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace aliases by the names of their options."""
-    given: dict[str, Any] = {}
-    for name, value in options.items():
-        target = ALIASES.get(name, name)
-        if target not in NAMES:
-            raise unknown_option(name, (*NAMES, *ALIASES), of="sampling")
-        if target in given:
-            raise InvalidArgument(f"`{target}` is given twice, once as `{name}`", param=target,
-                                  hint="Both names mean the same option: pass one of them")
-        if target == "max_tokens" and integer(value) in ((-1, -2) if name == "num_predict" else (-1,)):
-            value = None  # "no limit" of Ollama and llama.cpp; -2 is Ollama's "up to the end of the context"
-        given[target] = value
-    return given
+def _known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options, all of which must exist. ``max_tokens`` -1 is "no limit" of llama.cpp."""
+    for name in options:
+        if name not in NAMES:
+            raise unknown_option(name, NAMES, of="sampling")
+    return {**options, "max_tokens": None} if integer(options.get("max_tokens")) == -1 else dict(options)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -273,4 +259,4 @@ def _logprobs(logprobs: Any, top: Any) -> int:
     return count
 
 
-__all__ = ["ALIASES", "NAMES", "Sampling", "TABLE", "check_id", "resolve", "scalar"]
+__all__ = ["NAMES", "Sampling", "TABLE", "check_id", "resolve", "scalar"]

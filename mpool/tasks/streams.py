@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
+from ..completions import Chunk, Completion
 from ..host.resources import typed
-from ..results import Chunk, Completion
 from ..runtime.swapping import ended_outdated
 from .text_to_text import Reader, Request
 

@@ -406,9 +406,10 @@ class Reader:
 class ImageStream(TicketStream[ImageStep]):
     """Steps of images while they are generated. Returned by ``generate_image(..., stream=True)``.
 
-    Iterating yields :class:`mpool.ImageStep` s. Leaving the loop early, ``close()``, the end of a ``with`` block and
-    dropping the stream cancel the request, even within a step. The request is submitted when the stream is created, not
-    at the first iteration, and generation does not wait for a slow reader. Only one thread at a time may iterate.
+    Iterating yields :class:`mpool.results.ImageStep` s. Leaving the loop early, ``close()``, the end of a ``with``
+    block and dropping the stream cancel the request, even within a step. The request is submitted when the stream is
+    created, not at the first iteration, and generation does not wait for a slow reader. Only one thread at a time may
+    iterate.
 
     Example::
 

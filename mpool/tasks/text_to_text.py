@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import integer, one_of, refuse
-from ..conversation import reasoning
-from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
-from ..host import native_calls
-from ..names import COMPUTE
-from ..results import (
+from ..completions import (
     Choice,
     Chunk,
     Completion,
@@ -27,6 +23,10 @@ from ..results import (
     TopLogprob,
     Usage,
 )
+from ..conversation import reasoning
+from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
+from ..host import native_calls
+from ..names import COMPUTE
 from ..runtime import tally
 from ..runtime.logs import log
 from . import sampling

@@ -79,7 +79,7 @@ class Verb:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of all keywords: the verb's options with their aliases, then those of :class:`CallOptions`."""
+        """Names of all keywords: the verb's options, then those of :class:`CallOptions`."""
         return _options.names_of(self.options)
 
     @cached_property
@@ -140,8 +140,6 @@ class Verb:
         for group in (self.options, CallOptions):
             for found in fields(group):
                 yield found.name, str(found.type), found.default
-                for alias in found.metadata.get("aliases", ()):
-                    yield alias, str(found.type), found.default
 
     def slots(self, form: str) -> tuple[Parameter, ...]:
         """Return the parameters that may be passed by position; ``form`` as in :meth:`signature`."""
@@ -199,10 +197,8 @@ class Verb:
                                     "complete result. (default: False)"))
         for group in (self.options, CallOptions):
             for found in fields(group):
-                aliases = found.metadata.get("aliases", ())
                 default = found.metadata.get("shown") or repr(found.default)
-                also = f" Also: {', '.join(f'``{name}``' for name in aliases)}." if aliases else ""
-                lines.append((found.name, f"{found.metadata['doc']} (default: {default}){also}"))
+                lines.append((found.name, f"{found.metadata['doc']} (default: {default})"))
         wrapped = [textwrap.fill(f"{name}: {doc}", 112, initial_indent=" " * 4, subsequent_indent=" " * 8,
                                  break_long_words=False, break_on_hyphens=False) for name, doc in lines]
         return self.text.replace("{args}", "Args:\n" + "\n".join(wrapped))
@@ -466,7 +462,7 @@ of transformers. A score does not depend on the other texts of the request.
 {args}
 
 Returns:
-    :class:`mpool.Classification` for a text: label and score of the best label, and the scores of all labels.
+    :class:`mpool.results.Classification` for a text: label and score of the best label, and the scores of all labels.
     :class:`mpool.Classifications` for a list: a sequence of them.
 
 Raises:
@@ -501,8 +497,8 @@ other texts of the request.
 {args}
 
 Returns:
-    :class:`mpool.TokenClassification` for a text: a sequence of :class:`mpool.LabelledSpan` with label, score, the
-    first character and the end in the text of the caller, and the word as the tokenizer writes it.
+    :class:`mpool.results.TokenClassification` for a text: a sequence of :class:`mpool.results.LabelledSpan` with
+    label, score, the first character and the end in the text of the caller, and the word as the tokenizer writes it.
     :class:`mpool.TokenClassifications` for a list: a sequence of them. A text without tokens has no spans.
 
 Raises:

@@ -303,7 +303,7 @@ class _PipelineReader:
         if len(names) != 1:
             if names:
                 raise InvalidArgument(f"{where.path} has {len(names)} GGUF files, and {subfolder.path} has no weights",
-                                      param="ref", got=where.path, allowed="a folder with one GGUF file",
+                                      param="model", got=where.path, allowed="a folder with one GGUF file",
                                       hint="Keep one GGUF file in the folder, or pass the path of the transformer's "
                                            "GGUF file")
             return None

@@ -56,7 +56,7 @@ def find_projector(folder: Folder) -> str | None:
     """
     found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
     if len(found) > 1:
-        raise InvalidArgument(f"{folder.path} has {len(found)} projector files: {', '.join(found[:8])}", param="ref",
+        raise InvalidArgument(f"{folder.path} has {len(found)} projector files: {', '.join(found[:8])}", param="model",
                               got=folder.path, allowed="a folder with one projector file",
                               hint="Keep only one of them in the folder")
     return found[0] if found else None

@@ -71,7 +71,7 @@ def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
         return models[0]
     tags = sorted({match.group(1) for name in models if (match := _QUANT_IN_NAME.search(name))})
     listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF files"
-    raise InvalidArgument(f"{where} has no quantisation {quant}", param="ref", got=str(quant), allowed=listed,
+    raise InvalidArgument(f"{where} has no quantisation {quant}", param="model", got=str(quant), allowed=listed,
                           hint=f"Available: {listed}")
 
 
@@ -242,8 +242,8 @@ def choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> lis
         first = ref.file or choose_gguf(names, ref.quant, where=where)
         return split_siblings(names, first, where=where)
     if ref.file and ref.file in names:
-        raise InvalidArgument(f"{ref} is a single file of a model that consists of a folder", param="ref", got=str(ref),
-                              allowed="a repository, a folder in it, or a GGUF file",
+        raise InvalidArgument(f"{ref} is a single file of a model that consists of a folder", param="model",
+                              got=str(ref), allowed="a repository, a folder in it, or a GGUF file",
                               hint=f"Use {ref.repo}, or hf://{ref.repo}/ with the path of the folder")
     if ref.file and not any(name.startswith(ref.file + "/") for name in names):
         raise DownloadError(f"{where} has no file or folder {ref.file}",

@@ -46,7 +46,7 @@ def kind_of_file(path: str) -> str:
         return "gguf"
     name = os.path.basename(path)
     if name.endswith((".safetensors", ".json")):
-        raise InvalidArgument(f"{path} is a single file of a model that consists of a folder", param="ref", got=path,
+        raise InvalidArgument(f"{path} is a single file of a model that consists of a folder", param="model", got=path,
                               allowed="the path of the folder", hint=f"Pass the folder: {os.path.dirname(path)}")
     # torch.save writes zip archives, or pickles, which begin with 0x80
     if name.endswith(PICKLE_SUFFIXES) or start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
@@ -99,8 +99,8 @@ def resolve(ref: LocalRef) -> Resolved:
     if len(models) == 1:
         return Resolved(ref=path, kind="gguf", path=folder.path_of(models[0]), source="local")
     if models:
-        raise InvalidArgument(f"{path} holds {len(models)} GGUF models: {', '.join(models[:8])}", param="ref", got=path,
-                              allowed="a folder with one GGUF model",
+        raise InvalidArgument(f"{path} holds {len(models)} GGUF models: {', '.join(models[:8])}", param="model",
+                              got=path, allowed="a folder with one GGUF model",
                               hint="Pass the path of one of these files")
     for name in folder.pickles():
         refuse_pickle(path, name)

@@ -41,7 +41,7 @@ from .structs import (
 )
 
 if TYPE_CHECKING:
-    from ...results import Chunk, Completion
+    from ...completions import Chunk, Completion
 
 _encode = msgspec.json.Encoder().encode
 #: Signature of all reasoning. Some clients leave out reasoning without a signature when they send it back.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WorkerState(Struct):
-    """State of a worker; see :class:`mpool.Pong`."""
+    """State of a worker; see :class:`mpool.results.Pong`."""
 
     id: int
     state: str
@@ -57,7 +57,7 @@ class ModelState(Struct):
 
 
 class PoolState(Struct):
-    """State of all models with a capability; see :data:`mpool.pools`."""
+    """State of all models with a capability; see :attr:`mpool.Pool.pools`."""
 
     capability: str
     policy: str

@@ -40,7 +40,7 @@ from .structs import (
 from .text import LOWEST, encode, finish, streamed, usage_of
 
 if TYPE_CHECKING:
-    from ...results import Choice, Chunk, TokenLogprob, ToolCallDelta
+    from ...completions import Choice, Chunk, TokenLogprob, ToolCallDelta
     from ..models import ServedModel
 
 

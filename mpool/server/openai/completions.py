@@ -19,7 +19,7 @@ from .text import LOWEST, encode, finish, run_concurrently, streamed, usage_of
 from .vectors import texts_or_ids
 
 if TYPE_CHECKING:
-    from ...results import Chunk, TokenLogprob
+    from ...completions import Chunk, TokenLogprob
 
 #: OpenAI's default of `max_tokens`.
 _TOKENS = 16

@@ -25,7 +25,7 @@ from .structs import (
 from .text import encode, finish, streamed, usage_of
 
 if TYPE_CHECKING:
-    from ...results import Chunk
+    from ...completions import Chunk
 
 
 async def fill_in_middle(context: Context, body: FillInRequest) -> Response:

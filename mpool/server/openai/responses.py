@@ -36,7 +36,7 @@ from .response_structs import (
 from .text import encode
 
 if TYPE_CHECKING:
-    from ...results import Chunk, Completion
+    from ...completions import Chunk, Completion
     from ..models import ServedModel
 
 
@@ -163,7 +163,7 @@ def _status(done: Completion) -> Status:
 
 def _output(done: Completion, id: str, origins: namespaces.Origins) -> list[OutputItem]:
     """Return the items of a completion: those that its stream would have."""
-    from ...results import Chunk, ToolCallDelta
+    from ...completions import Chunk, ToolCallDelta
 
     events = _Events(id, origins)
     if done.reasoning:

@@ -15,7 +15,7 @@ from .structs import Usage
 
 if TYPE_CHECKING:
     from ...aio import AsyncStream
-    from ...results import Chunk, Completion
+    from ...completions import Chunk, Completion
     from ..operations import Context
 
 T = TypeVar("T")

@@ -82,7 +82,7 @@ def test_a_file_that_is_rewritten_in_place(folder: Path, isolation: str) -> None
         model = pool.load(folder)
         before = model.embed("A text.")
         _flip_signs(folder / "model.safetensors")
-        with pytest.raises(mpool.IntegrityError):
+        with pytest.raises(mpool.errors.IntegrityError):
             model.embed("A text.")
         after = model.embed("A text.")  # loads the files of now
         assert np.array_equal(after, _fresh(folder)) and not np.array_equal(after, before)
@@ -115,7 +115,7 @@ def test_changed_files_keep_their_names(folder: Path) -> None:
     """Files that cannot be read for a moment take no name away."""
     with mpool.Pool() as pool:
         pool.register("mine", folder)
-        before = pool.load("mine", alias="other", pin=True, keep_alive=1234).embed("A text.")
+        before = pool.load("mine", name="other", pin=True, keep_alive=1234).embed("A text.")
         away = folder / "config.json"
         text = away.read_text()
         away.write_text("{")
@@ -244,6 +244,6 @@ def test_files_that_change_while_they_are_described(folder: Path, monkeypatch: p
     with mpool.Pool() as pool:
         with monkeypatch.context() as patch:
             patch.setattr(hf_folder, "describe_folder", describe_slowly)
-            with pytest.raises(mpool.IntegrityError, match="while"):
+            with pytest.raises(mpool.errors.IntegrityError, match="while"):
                 pool.embed("A text.", str(folder))
         assert np.array_equal(pool.embed("A text.", str(folder)), _fresh(folder))

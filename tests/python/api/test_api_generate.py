@@ -47,7 +47,7 @@ def test_greedy_tokens_match_transformers(pool: mpool.Pool, llama: Path) -> None
                               attention_mask=torch.ones(1, len(ids)), pad_token_id=0)[0, len(ids):].tolist()
     done = greedy(pool, llama, min_tokens=24, compute="float32")
     assert list(done.token_ids) == want
-    assert done.usage == mpool.Usage(len(ids), 24, done.usage.cached_tokens)
+    assert done.usage == mpool.results.Usage(len(ids), 24, done.usage.cached_tokens)
     assert done.usage.total_tokens == len(ids) + 24
 
 
@@ -147,7 +147,6 @@ def test_bias_and_bans(pool: mpool.Pool, llama: Path) -> None:
 
 def test_max_tokens(pool: mpool.Pool, llama: Path) -> None:
     assert len(greedy(pool, llama, max_tokens=5).token_ids) == 5
-    assert len(pool.generate(PROMPT, llama, max_new_tokens=4, ignore_eos=True).token_ids) == 4
 
 
 def test_generation_ends_when_the_context_is_full(pool: mpool.Pool, qwen2: Path) -> None:

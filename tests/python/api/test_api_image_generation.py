@@ -220,7 +220,7 @@ def test_job(pool: mpool.Pool, flux: str) -> None:
 
 def test_model(flux: str) -> None:
     with mpool.Pool() as pool:
-        model = pool.load(flux, alias="painter", pin=True)
+        model = pool.load(flux, name="painter", pin=True)
         assert model.capability == "text_to_image" and pool.ps()[0].state == "ready"
         assert np.array_equal(model.generate_image("a cat", **SMALL).array,
                               pool.generate_image("a cat", "painter", **SMALL).array)

@@ -164,7 +164,7 @@ def test_aio(pool: mpool.Pool, clip: Path) -> None:
 
 def test_two_capabilities(clip: Path, dino: Path) -> None:
     with mpool.Pool() as pool:
-        model = pool.load(clip, alias="both")
+        model = pool.load(clip, name="both")
         assert [row.capability for row in pool.ps()] == ["image_embedding", "text_embedding"]
         assert all(row.state == "ready" for row in pool.ps()) and len({row.key for row in pool.ps()}) == 2
         assert model.capability == "image_embedding" and model.capabilities == ("image_embedding", "text_embedding")
@@ -328,6 +328,6 @@ def test_without_a_model() -> None:
     with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
         for call in (lambda: pool.embed_image(IMAGES[0]), lambda: pool.submit("image_embedding", images=IMAGES[0]),
                      lambda: asyncio.run(mpool.aio.embed_image(IMAGES[0], pool=pool))):
-            with pytest.raises(mpool.OfflineError, match="mpool pull .*clip-vit-base-patch32") as caught:
+            with pytest.raises(mpool.errors.OfflineError, match="mpool pull .*clip-vit-base-patch32") as caught:
                 call()
             assert caught.value.key == load_catalogue().default("image_embedding").key == "clip-vit-base-patch32"

@@ -104,10 +104,10 @@ def test_tensors_that_numpy_cannot_convert(error: Exception) -> None:
 
     calls: list[tuple[Callable[[Any], Any], str]] = [
         (lambda bad: mpool.similarity(bad, [1.0]), "a"), (lambda bad: mpool.similarity([1.0], [bad]), "b"),
-        (lambda bad: mpool.semantic_search(bad, [[1.0]]), "queries"), (mpool.paraphrase_mining, "vectors"),
-        (mpool.community_detection, "vectors"), (lambda bad: mpool.maxsim([[1.0]], [bad]), "documents"),
-        (lambda bad: mpool.pool_tokens([bad], factor=2), "documents"),
-        (lambda bad: mpool.quantize_tokens([bad]), "documents")]
+        (lambda bad: mpool.semantic_search(bad, [[1.0]]), "queries"), (mpool.search.paraphrase_mining, "vectors"),
+        (mpool.search.community_detection, "vectors"), (lambda bad: mpool.maxsim([[1.0]], [bad]), "documents"),
+        (lambda bad: mpool.search.pool_tokens([bad], factor=2), "documents"),
+        (lambda bad: mpool.search.quantize_tokens([bad]), "documents")]
     for call, param in calls:
         found = refused(lambda: call(Tensor()), "got a value that NumPy cannot convert ", param)
         assert str(error) in str(found) and found.__cause__ is error
@@ -119,7 +119,7 @@ def test_tensors_that_numpy_cannot_convert(error: Exception) -> None:
 
 @pytest.mark.parametrize("name", ["image.xyz", "image.xbm", "image.fli", "image", "i\0.png", "i\0.jpg", "\ud800.png"])
 def test_images_are_written_only_to_formats_that_pillow_writes(tmp_path: Path, name: str) -> None:
-    image = mpool.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
+    image = mpool.results.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
     refused(lambda: image.save(f"{tmp_path}/{name}"), "`path` must be a path ", "path")
     refused(lambda: image.save(None), "`path` must be a path, got None", "path")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

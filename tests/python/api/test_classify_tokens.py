@@ -160,11 +160,11 @@ def test_the_description_states_no_embeddings(pool: mpool.Pool, folders: dict[st
 def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     model = pool.get(folders["bert"])
     many, one = model.classify_tokens(TEXTS), model.classify_tokens(TEXTS[0])
-    assert isinstance(many, mpool.TokenClassifications) and isinstance(one, mpool.TokenClassification)
+    assert isinstance(many, mpool.TokenClassifications) and isinstance(one, mpool.results.TokenClassification)
     assert len(many) == len(TEXTS) and many[0] == one and many[-1] != one and many[1:3] == model.classify_tokens(
         TEXTS[1:3])
     assert many.labels == one.labels == LABELS and many.model == one.model == model.key and one.aggregation == "none"
-    assert all(type(span) is mpool.LabelledSpan for span in one) and str(one[0]) == one[0].word == "a"
+    assert all(type(span) is mpool.results.LabelledSpan for span in one) and str(one[0]) == one[0].word == "a"
     assert one[:2] == one.spans[:2] and list(many)[0] == one and type(one[0].score) is float
     assert [TEXTS[0][span.start:span.end].lower() for span in one] == [span.word.removeprefix("##") for span in one]
     assert all(0 < span.score <= 1 and type(span.index) is int for span in one)
@@ -266,7 +266,7 @@ def test_results_are_limited_in_bytes(folders: dict[str, Path], tmp_path: Path) 
         assert len(small.classify_tokens(["dog " * 60] * 60, folder)) == 60
         with pytest.raises(mpool.LimitError, match="`texts` needs at least .* MB for its result, the limit is 15.0 MB"):
             small.classify_tokens(["dog " * 60] * 100, folder)
-    spans = [mpool.LabelledSpan("a", 0.5, 0, 1, "dog")] * 10
+    spans = [mpool.results.LabelledSpan("a", 0.5, 0, 1, "dog")] * 10
     assert token_labels.size_of(spans) == 10 * (256 + 12)
 
 

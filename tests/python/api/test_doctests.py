@@ -14,7 +14,7 @@ from defaultmodels import use_default_models
 
 MODULES = ("mpool", "mpool.api.functions", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
            "mpool.tasks.jobs", "mpool.model",
-           "mpool.pool", "mpool.results", "mpool.debug.show", "mpool.search.similarity", "mpool.tasks.streams")
+           "mpool.pool", "mpool.completions", "mpool.debug.show", "mpool.search.similarities", "mpool.tasks.streams")
 #: Functions whose documentation is that of the pool's methods. Their examples run as part of the methods.
 FORWARDED = {f"mpool.api.functions.{name}" for name in functions.FORWARDED}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -209,6 +209,6 @@ def test_default_model_of_sparse_vectors(tmp_path: Path, monkeypatch: pytest.Mon
     with mpool.Pool(mpool.PoolConfig(offline=True)) as offline:
         for call in (lambda: offline.embed_sparse("A text."),
                      lambda: list(offline.embed_iter(["A text."], output="sparse"))):
-            with pytest.raises(mpool.OfflineError, match="granite-embedding-30m-sparse"):
+            with pytest.raises(mpool.errors.OfflineError, match="granite-embedding-30m-sparse"):
                 call()
     assert load_catalogue().default("embed_sparse").license == "apache-2.0"

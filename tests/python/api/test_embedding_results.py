@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpool import InvalidArgument, LabelledSpan, LabelScore, RankedDocument, SparseVectors, TextEmbeddings, TokenVectors
+from mpool import InvalidArgument
+from mpool.results import LabelledSpan, LabelScore, RankedDocument, SparseVectors, TextEmbeddings, TokenVectors
 
 
 class Tokenizer:

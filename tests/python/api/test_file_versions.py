@@ -314,7 +314,7 @@ def test_a_name_that_is_looked_up_anew_gets_the_files_of_now(bert: Path, tmp_pat
     with mpool.Pool() as pool:
         if lookup in ("registered", "alias"):
             pool.register("mine", folder)
-            pool.load("mine", alias="other")
+            pool.load("mine", name="other")
         seen = [look_up(pool, folder)]
         for edit in EDITS:
             edit(folder)
@@ -383,7 +383,7 @@ def test_half_a_save(bert: Path, tmp_path: Path) -> None:
         _replace(folder / "model.safetensors", _flipped(folder / "model.safetensors"))
         (folder / "config.json").write_text("{")
         for _ in range(2):
-            with pytest.raises(mpool.FormatError, match="config.json"):
+            with pytest.raises(mpool.errors.FormatError, match="config.json"):
                 pool.get(folder)
         assert _text(model) == before
         (folder / "config.json").write_text(text)

@@ -1,15 +1,15 @@
-"""Options under the names of other libraries work, or the error says what to do."""
+"""Options under the names of other libraries: the error names the option of mpool, or says what to do."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mpool
@@ -17,17 +17,25 @@ import mpool
 TEXTS = ["one text", "another"]
 
 
-def test_names_of_sentence_transformers(pool: mpool.Pool, bert: Path) -> None:
-    """The aliases have the effect of mpool's own names."""
-    seen: list[tuple[int, int]] = []
-    given = pool.embed(TEXTS, bert, normalize_embeddings=True, truncate_dim=4,
-                       show_progress_bar=lambda done, total: seen.append((done, total)))
-    assert given.shape == (2, 4) and np.allclose(np.linalg.norm(given, axis=1), 1, atol=1e-6) and seen[-1] == (2, 2)
-    assert (given == pool.embed(TEXTS, bert, normalize=True, dimensions=4)).all()
-    raw = pool.embed(TEXTS, bert, normalize_embeddings=False)
-    assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-3)
-    with pytest.raises(mpool.InvalidArgument, match="twice"):
-        pool.embed(TEXTS, bert, normalize_embeddings=True, normalize=False)
+@pytest.mark.parametrize("verb, name, own", [
+    ("embed", "normalize_embeddings", "normalize"), ("embed", "truncate_dim", "dimensions"),
+    ("embed", "show_progress_bar", "progress"), ("embed_sparse", "max_active_dims", "max_active"),
+    ("rerank", "top_n", "top_k"), ("classify_tokens", "aggregation_strategy", "aggregation"),
+    ("generate", "max_new_tokens", "max_tokens"), ("chat", "num_predict", "max_tokens"),
+    ("vision", "max_completion_tokens", "max_tokens"), ("generate", "repeat_penalty", "repetition_penalty"),
+    ("generate_image", "steps", "num_inference_steps"), ("generate_image", "cfg_scale", "guidance_scale"),
+    ("generate_image", "num_images_per_prompt", "n"), ("get", "key", "model"), ("load", "ref", "model"),
+    ("load", "alias", "name"), ("unload", "alias", "model"), ("register", "key", "name"), ("register", "ref", "model"),
+    ("swap", "key", "model"), ("swap", "ref", "new"),
+])
+def test_other_names_of_an_option_name_it(pool: mpool.Pool, verb: str, name: str, own: str) -> None:
+    """One option has one name. The error of another name names it, in all forms of a function."""
+    for call in (getattr(pool, verb), getattr(mpool, verb)):
+        values = ["x"] * sum(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD and one.name != own
+                             for one in inspect.signature(call).parameters.values())
+        with pytest.raises(TypeError, match=f"`{name}` is not an option of {verb}; use `{own}`") as caught:
+            call(*values, **{name: 1})
+        assert isinstance(caught.value, mpool.InvalidArgument) and caught.value.param == name
 
 
 @pytest.mark.parametrize("name, advice", [
@@ -68,10 +76,10 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: mpool.chat("qwen3:0.6b", [{}]), r"The model is the second argument: chat\(messages, 'qwen3:0.6b'\)"),
     (lambda: mpool.rerank([("q", "d"), ("q", "e")]), r"rerank\(query, \[document, ...\]\).*classify\(pairs, model\)"),
     (lambda: mpool.semantic_search([[1.0]], corpus_embeddings=[[1.0]]), "use `corpus`"),
-    (lambda: mpool.community_detection([[1.0]], min_size=2), "did you mean `min_community_size`"),
+    (lambda: mpool.search.community_detection([[1.0]], min_size=2), "did you mean `min_community_size`"),
     (lambda: mpool.similarity([1.0]), r"Call similarity\(a, b, ...\)"),
     (lambda: mpool.generate("x", num_beams=2), "no beam search: leave it out"),
-    (lambda: mpool.load("x", rebellion=1), "`rebellion` is not an option of load. Options: ref"),
+    (lambda: mpool.load("x", rebellion=1), "`rebellion` is not an option of load. Options: model"),
     (lambda: mpool.PoolConfig(max_workers=2), "use `max_workers_per_model`"),
     (lambda: mpool.ps(1), "takes 0 positional arguments"),
     (lambda: mpool.aio.embed(sentences=TEXTS), "use `inputs`"),
@@ -139,5 +147,6 @@ def test_an_integration_without_its_library_says_what_to_install(module: str, mi
             f"try: from mpool.integrations.{module} import {'EmbedBatches' if module == 'ray' else 'anything'}\n"
             "except ModuleNotFoundError as error: print(error)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (package in done.stdout and f"(the extra {module} of mpool)" in done.stdout
-            or f'pip install ".[{module}]"' in done.stdout), done.stdout + done.stderr
+    extra = module.replace("_", "-")
+    assert (package in done.stdout and f"(the extra {extra} of mpool)" in done.stdout
+            or f'pip install ".[{extra}]"' in done.stdout), done.stdout + done.stderr

@@ -78,8 +78,8 @@ def test_every_error_keeps_its_fields_in_a_pickle(name: str) -> None:
 
 
 def test_messages_of_errors_with_places() -> None:
-    assert str(mpool.FormatError(file="f", field="x", got=1, allowed="2")) == "f: x is 1, allowed: 2"
-    error = mpool.FormatError(file="f", offset=0, field="x", got=1, allowed="2")
+    assert str(mpool.errors.FormatError(file="f", field="x", got=1, allowed="2")) == "f: x is 1, allowed: 2"
+    error = mpool.errors.FormatError(file="f", offset=0, field="x", got=1, allowed="2")
     assert str(error) == "f at byte 0: x is 1, allowed: 2"
     assert str(mpool.ContextOverflow(tokens=7, limit=5)) == "the input has 7 tokens, the model accepts at most 5"
 
@@ -110,16 +110,16 @@ def _caused(error: BaseException, cause: BaseException, depth: int) -> BaseExcep
     (ImportError("cannot load module more than once per process"), mpool.Unsupported, "more than once per process",
      "Restart Python"),
     (ImportError("x", name="mpool._core"), None, "", ""),
-    (OSError(errno.EMFILE, "Too many", "/f"), mpool.FileError, "/f: Too many", "ulimit -n"),
-    (OSError(errno.ENFILE, "Too many"), mpool.FileError, "Too many", "ulimit -n"),
-    (OSError(errno.ENOSPC, "Full", b"/f"), mpool.FileError, "/f: Full", "Free space on the disk"),
-    (OSError(errno.EIO, "Broken"), mpool.FileError, "Broken", ""),
+    (OSError(errno.EMFILE, "Too many", "/f"), mpool.errors.FileError, "/f: Too many", "ulimit -n"),
+    (OSError(errno.ENFILE, "Too many"), mpool.errors.FileError, "Too many", "ulimit -n"),
+    (OSError(errno.ENOSPC, "Full", b"/f"), mpool.errors.FileError, "/f: Full", "Free space on the disk"),
+    (OSError(errno.EIO, "Broken"), mpool.errors.FileError, "Broken", ""),
     (OSError("of a caller"), None, "", ""),
     (RuntimeError("can't start new thread"), mpool.SpawnFailed, "a thread could not be started: can't start", ""),
     (RuntimeError("cannot schedule new futures after shutdown"), mpool.ShuttingDown, "interpreter is shutting",
      ""),
     (RuntimeError("other"), None, "", ""), (ValueError("cannot allocate memory"), None, "", ""),
-    (mpool.FileError("words"), None, "", "")])
+    (mpool.errors.FileError("words"), None, "", "")])
 def test_errors_of_the_system(error: Exception, cls: Any, words: str, hint: str) -> None:
     found = resources.error_of(error)
     if cls is None:

@@ -127,9 +127,10 @@ def test_completion_offers_public_names_only(module: str) -> None:
     assert "__doc__" in dir(found)
 
 
-def test_every_error_is_public() -> None:
-    errors = importlib.import_module("mpool.errors")
-    assert set(errors.__all__) <= set(mpool.__all__)
+def test_errors_at_the_top_are_those_of_the_module() -> None:
+    assert all(getattr(mpool, name) is getattr(mpool.errors, name) for name in mpool.errors.__all__
+               if name in mpool.__all__)
+    assert "MpoolError" in mpool.__all__
 
 
 def test_unknown_attribute() -> None:

@@ -40,8 +40,8 @@ def plain(queries: list[np.ndarray], documents: list[np.ndarray]) -> np.ndarray:
 EXACT = plain(QUERIES, DOCUMENTS)
 
 
-def packed(parts: list[np.ndarray], dtype: Any = np.float32) -> mpool.PackedTokens:
-    return mpool.PackedTokens(np.concatenate(parts).astype(dtype), np.cumsum([0, *map(len, parts)]))
+def packed(parts: list[np.ndarray], dtype: Any = np.float32) -> mpool.search.PackedTokens:
+    return mpool.search.PackedTokens(np.concatenate(parts).astype(dtype), np.cumsum([0, *map(len, parts)]))
 
 
 def test_scores_are_exact() -> None:
@@ -55,7 +55,7 @@ def test_scores_are_exact() -> None:
 def test_best_documents(top_k: int) -> None:
     scores = mpool.maxsim(QUERIES, DOCUMENTS)
     found = mpool.maxsim(QUERIES, DOCUMENTS, top_k=top_k)
-    assert isinstance(found, mpool.Neighbours)
+    assert isinstance(found, mpool.search.Neighbours)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
     assert (found.indices == order).all() and found.indices.dtype == np.int64
     assert (found.scores == np.take_along_axis(scores, order, 1)).all()
@@ -63,7 +63,7 @@ def test_best_documents(top_k: int) -> None:
 
 def test_equal_scores_come_by_index() -> None:
     found = mpool.maxsim(QUERIES[0], [DOCUMENTS[3], *DOCUMENTS[:9], DOCUMENTS[3]], top_k=11)
-    assert isinstance(found, mpool.Neighbours)
+    assert isinstance(found, mpool.search.Neighbours)
     places = found.indices.tolist()
     assert places.index(0) + 1 == places.index(4) and places.index(4) + 1 == places.index(10)
 
@@ -98,13 +98,13 @@ def test_forms_of_arguments() -> None:
         np.testing.assert_allclose(found, mpool.maxsim(cube[0], cube), rtol=1e-6)
     strided = np.repeat(store.values, 2, axis=1)[:, ::2]
     assert (mpool.maxsim(QUERIES, store._replace(values=strided)) == scores).all()
-    none = mpool.PackedTokens(np.empty((0, DIM), np.float32), np.zeros(1, np.int64))
+    none = mpool.search.PackedTokens(np.empty((0, DIM), np.float32), np.zeros(1, np.int64))
     assert mpool.maxsim(QUERIES, none).shape == (5, 0)
     assert mpool.maxsim(QUERIES, none, top_k=3).indices.shape == (5, 0)  # type: ignore[union-attr]
 
 
 def test_int8_is_exact_for_its_vectors() -> None:
-    store = mpool.quantize_tokens(DOCUMENTS)
+    store = mpool.search.quantize_tokens(DOCUMENTS)
     assert store.values.dtype == np.int8 and store.scales is not None and store.scales.dtype == np.float32
     dense = np.concatenate(DOCUMENTS)
     rounded = store.values * store.scales[:, None].astype(float)
@@ -113,13 +113,13 @@ def test_int8_is_exact_for_its_vectors() -> None:
     np.testing.assert_allclose(mpool.maxsim(QUERIES, store), expected, rtol=1e-5, atol=1e-5)
     scaled = store._replace(values=store.values.astype(np.float32))
     np.testing.assert_allclose(mpool.maxsim(QUERIES, scaled), mpool.maxsim(QUERIES, store), rtol=1e-6, atol=1e-6)
-    again = mpool.quantize_tokens(store)
+    again = mpool.search.quantize_tokens(store)
     assert (again.values == store.values).all()
-    zero = mpool.quantize_tokens(np.zeros((1, 2, 3)))
+    zero = mpool.search.quantize_tokens(np.zeros((1, 2, 3)))
     assert not zero.values.any() and mpool.maxsim(np.ones((1, 3)), zero).tolist() == [0.0]
 
 
-def exact(queries: np.ndarray, stored: mpool.PackedTokens) -> np.ndarray:
+def exact(queries: np.ndarray, stored: mpool.search.PackedTokens) -> np.ndarray:
     """Scores in float64 of queries of one token."""
     rows = stored.values.astype(float) * (1 if stored.scales is None else stored.scales[:, None].astype(float))
     products = queries.astype(float) @ rows.T
@@ -131,7 +131,7 @@ def test_int8_is_nearer_to_float64_than_float32(dim: int) -> None:
     random = np.random.default_rng(dim)
     queries = random.standard_normal((60, 1, dim), np.float32)
     lengths = [1, 2, 7, 16, 17, 33, 64, 130] * 5
-    store = mpool.quantize_tokens([random.standard_normal((tokens, dim)) for tokens in lengths])
+    store = mpool.search.quantize_tokens([random.standard_normal((tokens, dim)) for tokens in lengths])
     expected = exact(queries[:, 0], store)
     scores, floats = mpool.maxsim(queries, store), mpool.maxsim(queries, store._replace(
         values=store.values.astype(np.float32)))
@@ -148,19 +148,20 @@ def test_int8_with_extreme_numbers(scale: float | None) -> None:
     random = np.random.default_rng(3)
     for dim in (1, 5, 64, 400):
         values = random.choice(np.array([-128, -127, 0, 127], np.int8), (90, dim))
-        stored = mpool.PackedTokens(values, np.array([0, 1, 30, 90]), None if scale is None else np.full(
+        stored = mpool.search.PackedTokens(values, np.array([0, 1, 30, 90]), None if scale is None else np.full(
             90, scale, np.float32))
         numbers = random.choice([-4194304.0, 4194303.0, 1.0, 0.0, -77777.0], (9, 1, dim))
         for exponent in (-104, -20, 0, 80 if dim < 64 else 70):
             queries = np.ldexp(numbers, exponent).astype(np.float32)
             np.testing.assert_allclose(mpool.maxsim(queries, stored), exact(queries[:, 0], stored), rtol=3e-7)
     tiny = np.float32([[[1e-38, -1e-40]], [[0.0, -0.0]]])
-    pair = mpool.PackedTokens(np.int8([[100, -128]]), np.array([0, 1]), None)
+    pair = mpool.search.PackedTokens(np.int8([[100, -128]]), np.array([0, 1]), None)
     scores = mpool.maxsim(tiny, pair)
     assert isinstance(scores, np.ndarray)
     assert abs(scores[0, 0] - 1e-36) < 128 * 2.0**-126 and scores[1, 0] == 0
     with pytest.raises(mpool.InvalidArgument, match="exceeds float32"):
-        mpool.maxsim(np.full((1, 2), 3e38, np.float32), mpool.PackedTokens(np.int8([[100, 100]]), np.array([0, 1])))
+        mpool.maxsim(np.full((1, 2), 3e38, np.float32),
+                     mpool.search.PackedTokens(np.int8([[100, 100]]), np.array([0, 1])))
 
 
 def with_number(number: float, document: int = 123) -> list[np.ndarray]:
@@ -197,7 +198,7 @@ def store(**fields: Any) -> SimpleNamespace:
      "`documents` must have finite scales, got infinity in document 1 (token 0)"),
     (lambda: mpool.maxsim(QUERIES, store(scales=[1, 1, 1, np.nan], values=np.ones((4, DIM), np.int8))), "documents",
      "`documents` must have finite scales, got NaN in document 1 (token 1)"),
-    (lambda: mpool.maxsim(with_number(-np.inf)[121:], mpool.quantize_tokens(DOCUMENTS)), "query", "text 2"),
+    (lambda: mpool.maxsim(with_number(-np.inf)[121:], mpool.search.quantize_tokens(DOCUMENTS)), "query", "text 2"),
     (lambda: mpool.maxsim(QUERIES, store(scales=[1, 1])), "documents", "scales of shape (2,)"),
     (lambda: mpool.maxsim(QUERIES, store(offsets=[0, 3, 2, 4])), "documents", "offsets that descend from 3 to 2"),
     (lambda: mpool.maxsim(QUERIES, store(offsets=[1, 4])), "documents", "offsets that go from 1 to 4"),
@@ -208,22 +209,23 @@ def store(**fields: Any) -> SimpleNamespace:
     (lambda: mpool.maxsim(QUERIES, [np.ones((2, DIM)), np.ones((2, 3))]), "documents", "(2, 3)"),
     (lambda: mpool.maxsim(QUERIES, np.ones((2, 3))), "documents", "3 components"),
     (lambda: mpool.maxsim(QUERIES, []), "documents", "got an empty list"),
-    (lambda: mpool.quantize_tokens([]), "documents", "got an empty list"),
+    (lambda: mpool.search.quantize_tokens([]), "documents", "got an empty list"),
     (lambda: mpool.maxsim(5, DOCUMENTS), "query", "5"),  # type: ignore[arg-type]
     (lambda: mpool.maxsim(np.array(1.0), DOCUMENTS), "query", "shape ()"),
     (lambda: mpool.maxsim(QUERIES, store(offsets=[[0], [1, 4]])), "documents", "different lengths"),
     (lambda: mpool.maxsim(["text"], DOCUMENTS), "query", "dtype"),
     (lambda: mpool.maxsim(QUERIES, DOCUMENTS, top_k=0), "top_k", "0"),
     (lambda: mpool.maxsim(QUERIES, DOCUMENTS, top_k=True), "top_k", "True"),
-    (lambda: mpool.quantize_tokens(with_number(np.nan)), "documents", "text 123"),
-    (lambda: mpool.pool_tokens(with_number(np.nan), factor=2), "documents", "text 123"),
-    (lambda: mpool.pool_tokens(DOCUMENTS), "factor", "factor=None"),
-    (lambda: mpool.pool_tokens(DOCUMENTS, factor=2, budget=3), "factor", "budget=3"),
-    (lambda: mpool.pool_tokens(DOCUMENTS, factor=0), "factor", "0"),
-    (lambda: mpool.pool_tokens(DOCUMENTS, budget=1), "budget", "1"),
-    (lambda: mpool.pool_tokens(DOCUMENTS, factor=2, protected=-1), "protected", "-1"),
-    (lambda: mpool.pool_tokens(np.ones((1, 5000, 2)), budget=3), "budget", "document 0 with 5,000 tokens"),
-    (lambda: mpool.pool_tokens(np.ones((1, 2049, 1)), budget=1, protected=0), "budget", "document 0 with 2,049 tokens"),
+    (lambda: mpool.search.quantize_tokens(with_number(np.nan)), "documents", "text 123"),
+    (lambda: mpool.search.pool_tokens(with_number(np.nan), factor=2), "documents", "text 123"),
+    (lambda: mpool.search.pool_tokens(DOCUMENTS), "factor", "factor=None"),
+    (lambda: mpool.search.pool_tokens(DOCUMENTS, factor=2, budget=3), "factor", "budget=3"),
+    (lambda: mpool.search.pool_tokens(DOCUMENTS, factor=0), "factor", "0"),
+    (lambda: mpool.search.pool_tokens(DOCUMENTS, budget=1), "budget", "1"),
+    (lambda: mpool.search.pool_tokens(DOCUMENTS, factor=2, protected=-1), "protected", "-1"),
+    (lambda: mpool.search.pool_tokens(np.ones((1, 5000, 2)), budget=3), "budget", "document 0 with 5,000 tokens"),
+    (lambda: mpool.search.pool_tokens(np.ones((1, 2049, 1)), budget=1, protected=0), "budget",
+     "document 0 with 2,049 tokens"),
 ])
 def test_refused(call: Callable[[], Any], name: str, part: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as caught:
@@ -293,7 +295,7 @@ def test_clusters_are_those_of_scipy(factor: int) -> None:
 
 
 def test_pooled_tokens_are_means_of_clusters() -> None:
-    pooled = mpool.pool_tokens(DOCUMENTS, factor=3)
+    pooled = mpool.search.pool_tokens(DOCUMENTS, factor=3)
     for number, tokens in enumerate(DOCUMENTS):
         part = pooled.values[pooled.offsets[number]:pooled.offsets[number + 1]]
         rest = len(tokens) - 1
@@ -309,23 +311,24 @@ def test_pooled_tokens_are_means_of_clusters() -> None:
 def test_a_budget_limits_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
     for block in (2048, 50):
         monkeypatch.setattr(token_pooling, "_BLOCK", block)
-        pooled = mpool.pool_tokens(DOCUMENTS, budget=16, protected=2)
+        pooled = mpool.search.pool_tokens(DOCUMENTS, budget=16, protected=2)
         lengths = np.diff(pooled.offsets)
         assert lengths.tolist() == [min(16, len(tokens)) for tokens in DOCUMENTS]
         assert (pooled.values[pooled.offsets[-2]:][:2] == DOCUMENTS[-1][:2]).all()
-        np.testing.assert_allclose(mpool.maxsim(QUERIES, mpool.pool_tokens(DOCUMENTS, factor=1)), EXACT, atol=1e-5)
+        same = mpool.search.pool_tokens(DOCUMENTS, factor=1)
+        np.testing.assert_allclose(mpool.maxsim(QUERIES, same), EXACT, atol=1e-5)
 
 
 def test_as_many_tokens_as_a_block_has_become_one() -> None:
     tokens = np.random.default_rng(3).standard_normal((2048, 2))
-    pooled = mpool.pool_tokens([tokens], budget=1, protected=0)
+    pooled = mpool.search.pool_tokens([tokens], budget=1, protected=0)
     assert pooled.offsets.tolist() == [0, 1]
     np.testing.assert_allclose(pooled.values[0], tokens.mean(axis=0), atol=1e-6)
 
 
 def test_equal_tokens_become_one() -> None:
     tokens = np.repeat(np.eye(4, dtype=np.float32), 6, axis=0)
-    pooled = mpool.pool_tokens([tokens], factor=2, protected=0)
+    pooled = mpool.search.pool_tokens([tokens], factor=2, protected=0)
     assert (pooled.values == np.eye(4)).all()
 
 

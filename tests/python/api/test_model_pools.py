@@ -100,10 +100,10 @@ def test_other_functions_use_the_pool_of_the_model(other: mpool.Pool, bert: Path
     ids = mpool.tokenize("a cat", model)
     assert mpool.count_tokens("a cat", model=model) == len(ids)
     assert mpool.detokenize(ids, model)
-    assert mpool.get(model) == model and mpool.get(key=model).pool is other
+    assert mpool.get(model) == model and mpool.get(model=model).pool is other
     assert mpool.load(model).pool is other
-    assert mpool.check(model, timeout=60) > 0
-    assert mpool.ping(model) and mpool.ping(key=model)
+    assert model.check(timeout=60) > 0
+    assert model.ping()
     mpool.unload(model)
     assert not any(row.workers for row in other.ps())
 

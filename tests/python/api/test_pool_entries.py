@@ -45,15 +45,15 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool.chat": ("llama", _default(lambda model, o: mpool.chat(USER, model, **TEXT, **o))),
     "mpool.submit": ("bert", _default(lambda model, o: mpool.submit("text_embedding", inputs="a", model=model,
                                                                     **o).result())),
-    "mpool.check": ("bert", _default(lambda model, o: mpool.check(model))),
-    "check of a text model": ("llama", _default(lambda model, o: mpool.check(model))),
+    "Model.check": ("bert", _default(lambda model, o: mpool.get(model).check())),
+    "check of a text model": ("llama", _default(lambda model, o: mpool.get(model).check())),
     "await of a job": ("bert", lambda pool, model, o: asyncio.run(awaited(
         pool.submit("text_embedding", inputs="a", model=model, **o)))),
     "mpool embed": ("bert", lambda pool, model, o: _command("embed", "--model", model, "a", "b")),
     "mpool.embed_image": ("dino", _default(lambda model, o: mpool.embed_image(IMAGE, model, **o))),
-    "check of a vision model": ("llava", _default(lambda model, o: mpool.check(model))),
-    "check of an image generation model": ("flux", _default(lambda model, o: mpool.check(model))),
-    "check of an image model": ("dino", _default(lambda model, o: mpool.check(model))),
+    "check of a vision model": ("llava", _default(lambda model, o: mpool.get(model).check())),
+    "check of an image generation model": ("flux", _default(lambda model, o: mpool.get(model).check())),
+    "check of an image model": ("dino", _default(lambda model, o: mpool.get(model).check())),
     "mpool embed-image": ("dino", lambda pool, model, o: _command("embed-image", "--model", model, _image_file())),
     "mpool.rerank": ("ranker", _default(lambda model, o: mpool.rerank("a", ["b"], model, **o))),
     "mpool rerank": ("ranker", lambda pool, model, o: _command("rerank", "--model", model, "a", "b")),
@@ -95,20 +95,17 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
 #: Public functions that compute, by module or class. All others must be in OTHERS.
 OUTPUTS = {"embed_sparse", "embed_tokens", "embed_all"}
 COMPUTES = {"mpool": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens",
-                      "generate", "generate_image", "chat", "submit", "check", "vision", "describe_image",
-                      "describe_url"},
+                      "generate", "generate_image", "chat", "submit", "vision", "describe_image", "describe_url"},
             "aio": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
                     "generate_image", "chat", "vision", "describe_image", "describe_url"},
             "Model": {*OUTPUTS, "embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify",
-                      "classify_tokens", "generate", "generate_image", "chat", "vision", "describe_image",
+                      "classify_tokens", "generate", "generate_image", "chat", "check", "vision", "describe_image",
                       "describe_url"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
-                    "semantic_search", "paraphrase_mining", "community_detection", "swap",
-                    "maxsim", "quantize_tokens", "pool_tokens",
-                    "show_config", "metrics", "health", "history", "ping", "init_maintenance", "begin_shutdown",
-                    "capture", "read_capture", "compare_captures"},
+                    "semantic_search", "swap", "maxsim", "show_config", "metrics", "health", "init_maintenance",
+                    "begin_shutdown"},
           "aio": {"load", "swap", "unload"},
-          "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
+          "Model": {"count_tokens", "tokenize", "detokenize", "unload", "ping"}}
 
 
 #: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a

@@ -342,7 +342,7 @@ def max_embed_inputs(m: Models) -> None:
 
 
 def offline(m: Models) -> None:
-    with pool_of(offline=True) as pool, pytest.raises(mpool.OfflineError):
+    with pool_of(offline=True) as pool, pytest.raises(mpool.errors.OfflineError):
         pool.embed("a", "nobody-at-all/no-such-model")
 
 
@@ -353,7 +353,7 @@ def model_folders(m: Models) -> None:
         folder.mkdir()
         for file in stored.iterdir():
             (folder / file.name).symlink_to(file)
-        with pool_of() as pool, pytest.raises(mpool.FormatError, match=r"PoolConfig\(model_folders=\[...\]\)"):
+        with pool_of() as pool, pytest.raises(mpool.errors.FormatError, match=r"PoolConfig\(model_folders=\[...\]\)"):
             pool.embed("a", folder)
         with pool_of(model_folders=[stored]) as pool:
             assert np.array_equal(pool.embed("a", folder), pool.embed("a", m.bert))

@@ -288,7 +288,7 @@ def test_check_runs_one_request(bert: Path, llama: Path, dino: Path, llava: Path
 # ---- events
 
 def test_events_of_workers_and_requests(bert: Path, broken: tuple[Path, str]) -> None:
-    seen: list[mpool.PoolEvent] = []
+    seen: list[mpool.results.PoolEvent] = []
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool, mpool.Pool() as other:
         stops = [pool.on(event, seen.append) for event in _events.KINDS]  # type: ignore[arg-type]
         other.embed("a", bert)  # another pool: no events here
@@ -313,7 +313,7 @@ def test_events_of_workers_and_requests(bert: Path, broken: tuple[Path, str]) ->
 
 
 def test_models_that_degrade_and_recover_have_events(broken: tuple[Path, str], bert: Path) -> None:
-    seen: list[mpool.PoolEvent] = []
+    seen: list[mpool.results.PoolEvent] = []
     with mpool.Pool(mpool.PoolConfig(threads=1, breaker_threshold=2, breaker_rest=0.2)) as pool:
         stops = [pool.on(kind, seen.append) for kind in ("degraded", "recovered")]  # type: ignore[arg-type]
         pool.embed("a", bert)
@@ -343,7 +343,7 @@ def test_models_that_degrade_and_recover_have_events(broken: tuple[Path, str], b
 
 
 def test_refused_requests_have_an_event(bert: Path, llama: Path) -> None:
-    seen: list[mpool.PoolEvent] = []
+    seen: list[mpool.results.PoolEvent] = []
     config = mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential", prompt_queue_capacity=1)
     with mpool.Pool(config) as pool:
         pool.on("request_fail", seen.append)
@@ -361,7 +361,7 @@ def test_refused_requests_have_an_event(bert: Path, llama: Path) -> None:
 
 
 def test_a_failed_load_has_an_event(bert: Path) -> None:
-    seen: list[mpool.PoolEvent] = []
+    seen: list[mpool.results.PoolEvent] = []
     with mpool.Pool(mpool.PoolConfig(memory_bytes=20_000)) as pool:  # the request fits, the model does not
         pool.on("fail", seen.append)
         with pytest.raises(mpool.MemoryExhausted):
@@ -376,7 +376,7 @@ def test_close_delivers_the_last_events(bert: Path, monkeypatch: pytest.MonkeyPa
     for _ in range(3):
         seen: list[str] = []
 
-        def record(event: mpool.PoolEvent) -> None:
+        def record(event: mpool.results.PoolEvent) -> None:
             time.sleep(0.1)
             seen.append(event.event)
 
@@ -389,7 +389,7 @@ def test_close_delivers_the_last_events(bert: Path, monkeypatch: pytest.MonkeyPa
 
     pool, closed = mpool.Pool(mpool.PoolConfig(threads=1)), threading.Event()
 
-    def close(event: mpool.PoolEvent) -> None:
+    def close(event: mpool.results.PoolEvent) -> None:
         pool.close()
         closed.set()
 
@@ -422,7 +422,7 @@ job = mpool.submit("text_embedding", inputs="a", model=sys.argv[1])
 mpool.begin_shutdown()
 mpool.begin_shutdown()
 print(job.result(60).shape, mpool.health().status)
-for call in (lambda: mpool.embed("a", sys.argv[1]), lambda: mpool.check(sys.argv[1]),
+for call in (lambda: mpool.embed("a", sys.argv[1]), lambda: mpool.get(sys.argv[1]).check(),
              lambda: mpool.submit("text_embedding", inputs="a", model=sys.argv[1])):
     try:
         call()

@@ -204,7 +204,7 @@ def test_other_models_are_refused(pool: mpool.Pool, folders: dict[str, Path], tm
     with pytest.raises(mpool.WrongCapability, match="is a reranker"):
         pool.get(str(folders["bert"])).dimensions
     with mpool.Pool(mpool.PoolConfig(offline=True)) as offline, \
-            pytest.raises(mpool.OfflineError, match=r"ms-marco-MiniLM-L6-v2"):  # the default
+            pytest.raises(mpool.errors.OfflineError, match=r"ms-marco-MiniLM-L6-v2"):  # the default
         offline.rerank(QUERY, DOCUMENTS)
     labels = make_reranker(tmp_path / "labels", "bert", 3)
     (labels / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.errors import FormatError
 from mpool.tasks import text_embedding as embedding
 from mpool.tasks.options import RerankOptions
 from mpool.tasks.rerank import plan_of
@@ -148,13 +149,13 @@ def test_process(pool: mpool.Pool, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("file, changes, error, match", [
-    ("1_LogitScore/config.json", {"true_token_id": 270}, mpool.FormatError, "true_token_id"),
+    ("1_LogitScore/config.json", {"true_token_id": 270}, FormatError, "true_token_id"),
     ("1_LogitScore/config.json", {"module_input_name": "logits"}, mpool.Unsupported, "module_input_name"),
     ("sentence_bert_config.json", {"modality_config": {"message": {"format": "structured"}}}, mpool.Unsupported,
      "structured"),
-    ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 5}}}, mpool.FormatError, "text"),
-    ("sentence_bert_config.json", {"tokenizer_args": {"use_fast": False}}, mpool.FormatError, "tokenizer_args"),
-    ("config_sentence_transformers.json", {"default_prompt_name": "nought"}, mpool.FormatError, "default_prompt_name"),
+    ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 5}}}, FormatError, "text"),
+    ("sentence_bert_config.json", {"tokenizer_args": {"use_fast": False}}, FormatError, "tokenizer_args"),
+    ("config_sentence_transformers.json", {"default_prompt_name": "nought"}, FormatError, "default_prompt_name"),
 ])
 def test_unsupported_settings_are_refused(folder: Path, tmp_path: Path, file: str, changes: dict[str, Any],
                                           error: type[Exception], match: str) -> None:
@@ -166,7 +167,7 @@ def test_unsupported_settings_are_refused(folder: Path, tmp_path: Path, file: st
 def test_a_template_without_the_roles(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "m")
     (copy / "chat_template.jinja").write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
-    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match="omits the query.*query and document"):
+    with mpool.Pool() as pool, pytest.raises(FormatError, match="omits the query.*query and document"):
         pool.rerank(QUERY, DOCUMENTS, str(copy))
 
 

@@ -77,11 +77,11 @@ def test_against_sentence_transformers() -> None:
     for indices, row in zip(found.indices.tolist(), expected):
         assert sorted(indices) == sorted(hit["corpus_id"] for hit in row)
     for size, threshold in ((2, 0.7), (10, 0.75), (1, 0.9)):
-        communities = mpool.community_detection(ROWS, threshold=threshold, min_community_size=size)
+        communities = mpool.search.community_detection(ROWS, threshold=threshold, min_community_size=size)
         reference = util.community_detection(tensor, threshold=threshold, min_community_size=size)
         assert [(one[0], sorted(one)) for one in communities] == [(one[0], sorted(one)) for one in reference]
     for most, room in ((1, 1000), (7, 300), (100, 500_000)):
-        pairs = mpool.paraphrase_mining(ROWS, top_k=most, max_pairs=room)
+        pairs = mpool.search.paraphrase_mining(ROWS, top_k=most, max_pairs=room)
         mined = util.paraphrase_mining_embeddings(tensor, top_k=most, max_pairs=room)
         np.testing.assert_allclose([pair[0] for pair in pairs], [pair[0] for pair in mined], atol=1e-6)
         differing = {pair[1:] for pair in pairs} ^ {tuple(pair[1:]) for pair in mined}
@@ -96,13 +96,13 @@ def _ties(scores: np.ndarray, i: int, j: int, most: int) -> bool:
 
 
 def test_groups_of_queries_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = (mpool.semantic_search(ROWS, ROWS, top_k=5), mpool.paraphrase_mining(ROWS, top_k=5, max_pairs=200),
-             mpool.community_detection(ROWS, min_community_size=3))
+    whole = (mpool.semantic_search(ROWS, ROWS, top_k=5), mpool.search.paraphrase_mining(ROWS, top_k=5, max_pairs=200),
+             mpool.search.community_detection(ROWS, min_community_size=3))
     monkeypatch.setattr(nearest, "_QUERIES", 37)
     monkeypatch.setattr(nearest, "_KEPT", 1)
     monkeypatch.setattr(nearest, "_BLOCK", 48 * 101)
-    apart = (mpool.semantic_search(ROWS, ROWS, top_k=5), mpool.paraphrase_mining(ROWS, top_k=5, max_pairs=200),
-             mpool.community_detection(ROWS, min_community_size=3))
+    apart = (mpool.semantic_search(ROWS, ROWS, top_k=5), mpool.search.paraphrase_mining(ROWS, top_k=5, max_pairs=200),
+             mpool.search.community_detection(ROWS, min_community_size=3))
     assert (whole[0].indices == apart[0].indices).all() and (whole[0].scores == apart[0].scores).all()
     assert whole[1:] == apart[1:]
 
@@ -129,7 +129,7 @@ def test_memory_of_paraphrase_mining_does_not_grow_with_the_vectors(monkeypatch:
     for count in (1000, 8000):
         vectors = random.standard_normal((count, 8), dtype=np.float32)
         tracemalloc.start()
-        assert len(mpool.paraphrase_mining(vectors, top_k=top_k, max_pairs=room)) == room
+        assert len(mpool.search.paraphrase_mining(vectors, top_k=top_k, max_pairs=room)) == room
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert sum(queries) == count and max(queries) == at_once
@@ -155,11 +155,11 @@ def test_edges() -> None:
     assert mpool.semantic_search(ROWS[:0], ROWS).indices.shape == (0, 10)
     assert mpool.semantic_search(ROWS[0], ROWS[:2], top_k=50).indices.shape == (2,)
     assert mpool.semantic_search(np.zeros(48), ROWS, top_k=2).scores.tolist() == [0.0, 0.0]
-    assert mpool.paraphrase_mining(ROWS[:1]) == [] == mpool.paraphrase_mining(ROWS[:0])
-    assert mpool.community_detection(ROWS[:0]) == [] == mpool.community_detection(ROWS[:5])
+    assert mpool.search.paraphrase_mining(ROWS[:1]) == [] == mpool.search.paraphrase_mining(ROWS[:0])
+    assert mpool.search.community_detection(ROWS[:0]) == [] == mpool.search.community_detection(ROWS[:5])
     same = np.ones((50, 3))
-    assert mpool.community_detection(same) == [list(range(50))]
-    assert mpool.paraphrase_mining(same, top_k=1, max_pairs=3) == [(pytest.approx(1.0), 0, j) for j in (1, 2, 3)]
+    assert mpool.search.community_detection(same) == [list(range(50))]
+    assert mpool.search.paraphrase_mining(same, top_k=1, max_pairs=3) == [(pytest.approx(1.0), 0, j) for j in (1, 2, 3)]
 
 
 def with_nan(row: int) -> np.ndarray:
@@ -171,8 +171,8 @@ def with_nan(row: int) -> np.ndarray:
 @pytest.mark.parametrize(("call", "name", "part"), [
     (lambda: mpool.semantic_search(ROWS[:2], with_nan(123)), "corpus", "vector 123"),
     (lambda: mpool.semantic_search(with_nan(123), ROWS), "queries", "vector 123"),
-    (lambda: mpool.paraphrase_mining(with_nan(599)), "vectors", "vector 599"),
-    (lambda: mpool.community_detection(with_nan(0)), "vectors", "vector 0"),
+    (lambda: mpool.search.paraphrase_mining(with_nan(599)), "vectors", "vector 599"),
+    (lambda: mpool.search.community_detection(with_nan(0)), "vectors", "vector 0"),
     (lambda: mpool.semantic_search(np.full((1, 48), 1e300), ROWS), "queries", "beyond float32"),
     (lambda: mpool.semantic_search(ROWS[:2, :7], ROWS), "corpus", "48 components"),
     (lambda: mpool.semantic_search(ROWS, ROWS[0]), "corpus", "shape (48,)"),
@@ -186,17 +186,17 @@ def with_nan(row: int) -> np.ndarray:
     (lambda: mpool.semantic_search(ROWS[0], np.uint8(ROWS)), "corpus", "dtype uint8"),
     (lambda: mpool.semantic_search(ROWS, np.int8(ROWS)), "corpus", "int8 vectors, while `queries` has floats"),
     (lambda: mpool.semantic_search(np.int8(ROWS), ROWS), "queries", "int8 vectors, while `corpus` has floats"),
-    (lambda: mpool.paraphrase_mining(np.uint8(ROWS)), "vectors", "dtype uint8"),
-    (lambda: mpool.community_detection(np.uint8(ROWS)), "vectors", "dtype uint8"),
+    (lambda: mpool.search.paraphrase_mining(np.uint8(ROWS)), "vectors", "dtype uint8"),
+    (lambda: mpool.search.community_detection(np.uint8(ROWS)), "vectors", "dtype uint8"),
     (lambda: mpool.semantic_search(ROWS, ROWS, top_k=0), "top_k", "0"),
     (lambda: mpool.semantic_search(ROWS, ROWS, top_k=True), "top_k", "True"),
     (lambda: mpool.semantic_search(ROWS, ROWS, metric="l2"), "metric", "l2"),  # type: ignore[arg-type]
-    (lambda: mpool.paraphrase_mining(ROWS, max_pairs=0), "max_pairs", "0"),
-    (lambda: mpool.community_detection(ROWS, threshold=float("nan")), "threshold", "NaN"),
-    (lambda: mpool.community_detection(ROWS, min_community_size=1.5), "min_community_size", "1.5"),  # type: ignore
+    (lambda: mpool.search.paraphrase_mining(ROWS, max_pairs=0), "max_pairs", "0"),
+    (lambda: mpool.search.community_detection(ROWS, threshold=float("nan")), "threshold", "NaN"),
+    (lambda: mpool.search.community_detection(ROWS, min_community_size=1.5), "min_community_size", "1.5"),  # type: ignore
     (lambda: mpool.semantic_search(LONG[0], LONG), "corpus", "1,048,577 components"),
-    (lambda: mpool.paraphrase_mining(LONG), "vectors", "at most 1,048,576 components"),
-    (lambda: mpool.community_detection(LONG), "vectors", "at most 1,048,576 components"),
+    (lambda: mpool.search.paraphrase_mining(LONG), "vectors", "at most 1,048,576 components"),
+    (lambda: mpool.search.community_detection(LONG), "vectors", "at most 1,048,576 components"),
 ])
 def test_what_is_wrong_is_named(call: Callable[[], Any], name: str, part: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as caught:
@@ -210,7 +210,7 @@ def test_ctrl_c_ends_a_long_search() -> None:
     timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        mpool.paraphrase_mining(rows)
+        mpool.search.paraphrase_mining(rows)
     timer.join()
     assert mpool.semantic_search(ROWS[0], ROWS, top_k=1).indices.tolist() == [0]
 

@@ -214,7 +214,7 @@ def test_handles_follow_the_name(own: mpool.Pool, bert: Path) -> None:
 
 
 def test_names_of_a_replaced_model_lead_to_the_new_one(own: mpool.Pool, bert: Path) -> None:
-    """A load(alias=...) that began before the swap names the model after it."""
+    """A load(name=...) that began before the swap names the model after it."""
     own.register("m", bert)
     old = own.get("m")._entry
     own.swap("m", bert, normalize=False)
@@ -364,14 +364,14 @@ def test_register_replace(own: mpool.Pool, bert: Path) -> None:
 
 def test_names_that_cannot_be_swapped(own: mpool.Pool, bert: Path) -> None:
     own.register("models", bert)
-    own.load(bert, alias="alias")
+    own.load(bert, name="alias")
     with pytest.raises(UnknownModel, match="register") as caught:
         own.swap("model", bert)
     assert "models" in (caught.value.hint or "")
     for name in ("alias", "all-MiniLM-L6-v2", own.get(bert)):
         with pytest.raises(InvalidArgument, match="register"):
             own.swap(name, bert)
-    with pytest.raises(InvalidArgument, match="key"):
+    with pytest.raises(InvalidArgument, match="`model`"):
         own.swap(3, bert)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="ref"):
         own.swap("models", 3)  # type: ignore[arg-type]

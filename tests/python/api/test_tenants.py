@@ -21,6 +21,7 @@ from poolcalls import WAYS, awaited
 import mpool
 from mpool import tenants
 from mpool.conversation import grammar
+from mpool.tasks import options
 
 #: Vectors of equal inputs are kept for 0.1 s.
 KEPT = 0.1
@@ -28,7 +29,7 @@ TENANTS: list[dict[str, Any]] = [{}, {"tenant": "one"}, {"tenant": "two"}, {"ten
 
 
 def number_of(tenant: Any) -> int:
-    found: int = mpool.CallOptions(tenant=tenant).core()["tenant"]
+    found: int = options.CallOptions(tenant=tenant).core()["tenant"]
     return found
 
 
@@ -38,7 +39,7 @@ def test_numbers_of_tenants_are_keyed_hashes() -> None:
     numbers = [number_of(name) for name in names]
     assert len(set(numbers)) == len(names) and [number_of(name) for name in names] == numbers
     assert all(0 < number < 2**64 for number in numbers) and max(numbers) >= 2**32
-    code = "import mpool; print(mpool.CallOptions(tenant='alice').core()['tenant'])"
+    code = "from mpool.tasks.options import CallOptions; print(CallOptions(tenant='alice').core()['tenant'])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert int(found) != numbers[0]
 

@@ -99,7 +99,7 @@ def test_padding(side: str, first: list[int]) -> None:
     found = text_embedding.pack(plan_with(padding=side, tokenizer=Letters({"pad": 0})), ["ab", "abcdef"])
     assert rows_of(found) == [first, [97, 98, 99, 100, 101, 102]]
     assert found.ids.dtype == np.int32 and found.offsets.tolist() == [0, MAX, 2 * MAX]
-    with pytest.raises(mpool.FormatError, match="padding token"):
+    with pytest.raises(mpool.errors.FormatError, match="padding token"):
         text_embedding.pack(plan_with(padding=side), ["ab"])
 
 

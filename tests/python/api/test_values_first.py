@@ -151,14 +151,14 @@ def test_values_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, A
     ("embed_image", {"images": ["/none.png"]}), ("vision", {"images": "/none.png", "prompt": "x"}),
     ("describe_image", {"path": "/none.png"})])
 def test_missing_files_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, Any]) -> None:
-    with pytest.raises(mpool.FileError, match="/none.png"):
+    with pytest.raises(mpool.errors.FileError, match="/none.png"):
         getattr(pool, verb)(**given, model=MODEL)
 
 
 def test_adapters_and_templates_before_the_model(pool: mpool.Pool) -> None:
     for call in (lambda: pool.load(MODEL, adapters={"a": "/none.gguf"}), lambda: pool.load(MODEL, draft="/none.gguf"),
                  lambda: pool.register("name", MODEL, adapters={"a": "/none.gguf"})):
-        with pytest.raises(mpool.FileError, match="/none.gguf"):
+        with pytest.raises(mpool.errors.FileError, match="/none.gguf"):
             call()
     for template in ("{% if", "{{ messages | nofilter }}", "{{ messages is notest }}"):
         with pytest.raises(mpool.InvalidArgument) as caught:
@@ -172,13 +172,13 @@ FUNCTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "detokenize": (([5], MODEL), {"ids": ["x"], "skip_special": 1}), "count_tokens": (("x", MODEL), {"text": 5}),
     "get": ((MODEL,), {"capability": "text"}), "unload": ((MODEL,), {"timeout": -1}),
     "check": ((MODEL,), {"timeout": -1}),
-    "load": ((MODEL,), {"alias": "a b", "pin": 1, "keep_alive": "soon", "compute": "int4", "progress": 3, "timeout": -1,
+    "load": ((MODEL,), {"name": "a b", "pin": 1, "keep_alive": "soon", "compute": "int4", "progress": 3, "timeout": -1,
                         "isolation": "x", "weights": "x", "kv_dtype": "x", "draft": 5, "adapters": 5}),
-    "register": (("name", MODEL), {"key": "a b", "ref": 5, "prompts": {"a": 5}, "default_prompt_name": 5,
+    "register": (("name", MODEL), {"name": "a b", "model": 5, "prompts": {"a": 5}, "default_prompt_name": 5,
                                    "pooling": "sum", "normalize": 1, "max_length": 2, "chat_template": 5,
                                    "isolation": "x", "weights": "x", "kv_dtype": "x", "draft": 5, "adapters": 5,
                                    "replace": 1}),
-    "swap": (("name", MODEL), {"ref": 5, "timeout": -1, "prompts": 5, "pooling": "sum", "max_length": "x",
+    "swap": (("name", MODEL), {"new": 5, "timeout": -1, "prompts": 5, "pooling": "sum", "max_length": "x",
                                "weights": "x", "draft": 5})}
 
 
@@ -189,6 +189,7 @@ def test_values_of_functions_before_the_model(pool: mpool.Pool, name: str, param
     given = {**dict(zip(slots, FUNCTIONS[name][0])), param: value}
     with pytest.raises(mpool.InvalidArgument) as caught:
         getattr(pool, name)(**given)
+    assert not isinstance(caught.value, TypeError), "the parameter does not exist"
     _check(caught, param)
     if name in ("load", "swap", "unload"):
         with pytest.raises(mpool.InvalidArgument) as caught:

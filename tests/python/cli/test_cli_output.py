@@ -289,7 +289,7 @@ def test_rm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     def remove(name: str, dry_run: bool) -> Any:
         assert dry_run is dry
         if name in failing:
-            raise mpool.FileError(f"{name} is in use")
+            raise mpool.errors.FileError(f"{name} is in use")
         return SimpleNamespace(freed=1_550_000, files=("x", "y"))
 
     monkeypatch.setattr("mpool.models.remove", remove)
@@ -501,7 +501,7 @@ def test_worker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
             made.append(given)
             given[-1](25, "read the files")
             if given[0] == "wrong":
-                raise mpool.FormatError("no model")
+                raise mpool.errors.FormatError("no model")
 
         def run(self, ready: Any) -> None:
             ready()

@@ -152,7 +152,7 @@ def test_chat(model: tuple[Path, str]) -> None:
 def test_a_chat_that_may_think_has_more_tokens_by_default(model: tuple[Path, str],
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """Reasoning alone may take the 512 tokens of other requests."""
-    for given, defaults, thinks, most in (({}, {}, False, 512), ({}, {}, True, 4096), ({"num_predict": 5}, {}, True, 5),
+    for given, defaults, thinks, most in (({}, {}, False, 512), ({}, {}, True, 4096), ({"max_tokens": 5}, {}, True, 5),
                                           ({}, {"max_tokens": 7}, True, 7), ({"max_tokens": None}, {}, True, None)):
         assert sampling.resolve(given, defaults, 10, thinks).max_tokens == most
     monkeypatch.setattr(sampling, "THINKING_TOKENS", 3)

@@ -616,7 +616,7 @@ def test_invalid_results_in_messages(pool: mpool.Pool, llama: Path, name: str) -
 def test_formats_of_earlier_calls(pool: mpool.Pool, llama: Path) -> None:
     """Calls in the formats of OpenAI, Ollama and mpool yield the same prompt."""
     model = named(pool, llama, tm.HERMES, "tools-hermes")
-    own = mpool.ToolCall("abcdefghi", "clock", {"a": 1}, '{"a": 1}')
+    own = mpool.results.ToolCall("abcdefghi", "clock", {"a": 1}, '{"a": 1}')
     prompts = set()
     for call in ({"id": "abcdefghi", "type": "function", "function": {"name": "clock", "arguments": '{"a": 1}'}},
                  {"function": {"name": "clock", "arguments": {"a": 1}}}, {"name": "clock", "arguments": {"a": 1}}, own):

@@ -67,7 +67,7 @@ def test_spec_accepts_every_type_of_value() -> None:
                         "ints": [1, 2, 3], "floats": [1, 0.5], "strings": ["a", "bc", b"\xfe"], "none": [],
                         "tuple": (1, 2)}.items():
         spec.set(name, value)
-    with pytest.raises(mpool.FormatError, match="bool"):
+    with pytest.raises(mpool.errors.FormatError, match="bool"):
         spec.set("bool", 1)  # a key can be set once
     for value in (None, object(), {"a": 1}, [1, "a"], ["a", 1], [[1]], [True, 2], [1.0, "x"]):
         with pytest.raises(TypeError):
@@ -83,14 +83,14 @@ def test_spec_checks_tensors_and_tokens() -> None:
     spec.add_tensor("a", "F32", (2, 3), 0, 64, 24)
     for args in [("a", "F32", (2, 3), 0, 64, 24), ("b", "F33", (2,), 0, 0, 8), ("b", "F32", (2,), 0, -1, 8),
                  ("b", "F32", (1,) * 9, 0, 0, 4), ("b", "F32", (2**63,), 0, 0, 8), ("b", "F32", (2,), 0, 0, 2**65)]:
-        with pytest.raises(mpool.FormatError):
+        with pytest.raises(mpool.errors.FormatError):
             spec.add_tensor(*args)
     offsets = np.array([0, 1, 1, 3], np.int64)
     for change in (dict(offsets=np.array([0, 2, 1, 3])), dict(offsets=np.array([1, 1, 1, 3])), dict(data=b"abcd"),
                    dict(control=bytes(2)), dict(offsets=np.zeros(0, np.int64)), dict(offsets=np.zeros(3))):
         with pytest.raises(mpool.InvalidArgument):
             spec.set_tokens(**{**dict(data=b"abc", offsets=offsets, control=bytes(3), eog=[2]), **change})
-    with pytest.raises(mpool.FormatError):
+    with pytest.raises(mpool.errors.FormatError):
         spec.set_tokens(b"abc", offsets, bytes(3), [3])  # no such token
     with pytest.raises(OverflowError):
         spec.set_tokens(b"abc", offsets, bytes(3), [2**32 + 1])
@@ -107,7 +107,7 @@ def test_spec_is_frozen_once_registered() -> None:
         spec.add_file("x")
     registry.add("b", spec)  # one spec may serve several keys
     assert [row["key"] for row in registry.entries()] == ["a", "b"]
-    with pytest.raises(mpool.FormatError, match="llama2000") as caught:
+    with pytest.raises(mpool.errors.FormatError, match="llama2000") as caught:
         registry.add("c", _core.Spec("llama2000"))
     assert caught.value.key == "c" and "llama" in caught.value.allowed
     with pytest.raises(mpool.InvalidArgument, match="bfloat16"):
@@ -164,7 +164,7 @@ def test_gguf_file(tmp_path: Path) -> None:
     first, second = table.spec(), table.spec()
     first.set("more", 1)
     second.set("more", 2)  # independent copies
-    with pytest.raises(mpool.FormatError, match="a.u8"):
+    with pytest.raises(mpool.errors.FormatError, match="a.u8"):
         first.set("a.u8", 8)
     with pytest.raises(TypeError):
         _core.GgufFile()
@@ -182,12 +182,12 @@ def test_gguf_strings_that_are_not_utf8_are_bytes(tmp_path: Path) -> None:
 def test_format_errors_have_file_and_offset(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"GGUF" + (9).to_bytes(4, "little") + bytes(64))
-    with pytest.raises(mpool.FormatError) as caught:
+    with pytest.raises(mpool.errors.FormatError) as caught:
         _core.read_gguf(str(path))
     error = caught.value
     assert error.file == str(path) and error.offset == 4 and error.got == "9" and error.allowed and error.field
     assert str(path) in str(error) and isinstance(error, ValueError) and error.code == 11
-    with pytest.raises(mpool.FileError) as missing:
+    with pytest.raises(mpool.errors.FileError) as missing:
         _core.read_gguf(str(tmp_path / "none.gguf"))
     assert isinstance(missing.value, OSError)
     with pytest.raises(ValueError):

@@ -363,16 +363,16 @@ def test_a_file_is_written_by_one_capture_at_a_time(model: mpool.Model, tmp_path
     os.symlink(tmp_path, tmp_path / "link")
     with mpool.debug.capture(path) as first:
         for same in (path, tmp_path / "link" / "run.jsonl"):
-            with pytest.raises(mpool.FileError, match="another open mpool.debug.capture"):
+            with pytest.raises(mpool.errors.FileError, match="another open mpool.debug.capture"):
                 mpool.debug.capture(same)
         model.generate("A", max_tokens=1, capture=first.job("a"), **GREEDY)
     with mpool.debug.capture(path) as second:
         model.generate("A", max_tokens=1, capture=second.job("b"), **GREEDY)
-        with pytest.raises(mpool.FileError, match="another open mpool.debug.capture"):
+        with pytest.raises(mpool.errors.FileError, match="another open mpool.debug.capture"):
             model.generate("A", max_tokens=1, capture=first, **GREEDY)
     model.generate("A", max_tokens=1, capture=first.job("c"), **GREEDY)
     assert {record.job_id for record in first.records()} == {"b", "c"}
-    with pytest.raises(mpool.FileError, match="another open mpool.debug.capture"):
+    with pytest.raises(mpool.errors.FileError, match="another open mpool.debug.capture"):
         mpool.debug.capture(path)
     del first
     gc.collect()
@@ -443,7 +443,7 @@ def test_departs_returns_the_first_record_by_token_and_stage() -> None:
     (lambda rows: [*rows, record(0, "layer.0", 0.0, 0.0, job="y")], "of job '1'")])
 def test_captures_that_do_not_match(change: Any, said: str) -> None:
     first, second = pair(0.0, 0.0, 0.0)
-    with pytest.raises(mpool.FormatError, match=said):
+    with pytest.raises(mpool.errors.FormatError, match=said):
         mpool.debug.compare_captures(first, change(second))
 
 
@@ -465,7 +465,7 @@ def test_a_reused_job_id_is_another_request(tmp_path: Path, capsys: pytest.Captu
                                           "shape": (8,), "values": (2.5,)})]
     departs = mpool.debug.compare_captures(rows, moved).departs()
     assert departs is not None and (departs.job_id, departs.call, departs.checkpoint) == ("a", 2, "logits")
-    with pytest.raises(mpool.FormatError, match="the second has no embedding of token 0 of job 'a', request 2"):
+    with pytest.raises(mpool.errors.FormatError, match="the second has no embedding of token 0 of job 'a', request 2"):
         mpool.debug.compare_captures(rows, rows[:-6])
     assert main(["capture", "compare", str(tmp_path / "runs"), str(tmp_path / "runs")]) == 0
     assert "\na (request 2)  0 " in capsys.readouterr().out
@@ -492,7 +492,7 @@ def test_invalid_comparisons(tmp_path: Path) -> None:
             mpool.debug.compare_captures(path, first)
     with pytest.raises(mpool.InvalidArgument, match="grade"):
         mpool.debug.compare_captures(first, first).departs("good")  # type: ignore[arg-type]
-    with pytest.raises(mpool.FileError, match="cannot be read: .*none.jsonl: No such file or directory$"):
+    with pytest.raises(mpool.errors.FileError, match="cannot be read: .*none.jsonl: No such file or directory$"):
         mpool.debug.read_capture(tmp_path / "none.jsonl")
 
 
@@ -510,7 +510,7 @@ def test_invalid_records(tmp_path: Path, name: str, value: Any) -> None:
     path.write_text(json.dumps(GOOD) + "\n")
     assert mpool.debug.read_capture(path)[0].values == (1.0, None, -2.5)
     path.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, name: value}) + "\n")
-    with pytest.raises(mpool.FormatError, match="a.jsonl, line 2: not a capture record"):
+    with pytest.raises(mpool.errors.FormatError, match="a.jsonl, line 2: not a capture record"):
         mpool.debug.read_capture(path)
 
 
@@ -523,7 +523,7 @@ def test_invalid_records(tmp_path: Path, name: str, value: Any) -> None:
     (b"9" * 5000 + b"\n", "a number has too many digits")])
 def test_malformed_lines(tmp_path: Path, line: bytes, said: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(line)
-    with pytest.raises(mpool.FormatError, match=f"a.jsonl, line 1: not a capture record: {said}"):
+    with pytest.raises(mpool.errors.FormatError, match=f"a.jsonl, line 1: not a capture record: {said}"):
         mpool.debug.read_capture(tmp_path)
 
 

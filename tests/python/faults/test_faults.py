@@ -144,7 +144,7 @@ def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float
                 before = not shrunk.is_set()
                 try:
                     got = model.embed(texts)
-                except (mpool.IntegrityError, mpool.FileError, mpool.FormatError) as error:
+                except (mpool.errors.IntegrityError, mpool.errors.FileError, mpool.errors.FormatError) as error:
                     if before and not shrunk.is_set():
                         wrong.append(f"failed before the file shrank: {error}")
                     failed.set()
@@ -176,7 +176,7 @@ def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float
 
         until(lambda: state() in ("failed", "cold"), 10, state)  # every worker ends, busy or idle
         for call in (model.embed, lambda texts: pool.embed(texts, own_bert)):
-            with pytest.raises(mpool.FormatError, match="model.safetensors"):
+            with pytest.raises(mpool.errors.FormatError, match="model.safetensors"):
                 call(texts)
         file.write_bytes(whole)  # the file is restored
         assert model.embed(texts).tobytes() == want.tobytes() == pool.embed(texts, own_bert).tobytes()
@@ -195,7 +195,7 @@ def test_a_file_that_is_rewritten_in_place(own_bert: Path, llama: Path) -> None:
             data[at + 3] ^= 0x80
         with open(file, "r+b") as open_file:
             open_file.write(data)
-        with pytest.raises(mpool.IntegrityError):
+        with pytest.raises(mpool.errors.IntegrityError):
             model.embed("A cat sat.")
         assert len(pool.generate("A cat", llama, max_tokens=3, temperature=0, ignore_eos=True).token_ids) == 3
         after = model.embed("A cat sat.")  # loads the files of now

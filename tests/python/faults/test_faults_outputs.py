@@ -96,7 +96,7 @@ def test_a_table_of_nan_weights_is_refused(query_table: Path, tmp_path: Path, va
     save_file(tensors, file)
     with mpool.Pool() as pool:
         for call in (pool.embed_sparse, pool.embed_all):
-            with pytest.raises(mpool.FormatError, match="weight.*finite weights") as caught:
+            with pytest.raises(mpool.errors.FormatError, match="weight.*finite weights") as caught:
                 call(CLEAN, folder, task="query")
             assert str(file) in str(caught.value)
         assert len(pool.embed_sparse(CLEAN, folder, task="document")) == len(CLEAN)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool.tasks import options
 from processes import process, script_result
 
 #: Makes the starts of threads whose names begin with a prefix fail, the first `count` times.
@@ -200,7 +201,7 @@ def test_a_closed_pool_takes_no_callback() -> None:
 
 @pytest.mark.parametrize(("module", "name", "call"), [
     ("mpool.config", "seconds_of", lambda: mpool.PoolConfig(threads=1)),
-    ("mpool.tasks.options", "seconds_of", lambda: mpool.CallOptions(keep_alive="5m")),
+    ("mpool.tasks.options", "seconds_of", lambda: options.CallOptions(keep_alive="5m")),
 ], ids=["PoolConfig", "CallOptions"])
 def test_options_without_memory(monkeypatch: pytest.MonkeyPatch, module: str, name: str, call: Any) -> None:
     """The checks of options raise an error of mpool, too."""

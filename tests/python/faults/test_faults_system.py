@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.errors import FileError
 from mpool import aio
 from mpool.host import child_processes
 from mpool.conversation import grammar, rendering
@@ -58,8 +59,8 @@ def test_every_public_function_is_typed() -> None:
 
 
 @pytest.mark.parametrize(("number", "kind", "hint"), [
-    (errno.EIO, mpool.FileError, ""), (errno.EACCES, mpool.FileError, ""), (errno.ENOSPC, mpool.FileError, "disk"),
-    (errno.EMFILE, mpool.FileError, "ulimit -n"), (errno.ENOMEM, mpool.MemoryExhausted, "ulimit -v")])
+    (errno.EIO, FileError, ""), (errno.EACCES, FileError, ""), (errno.ENOSPC, FileError, "disk"),
+    (errno.EMFILE, FileError, "ulimit -n"), (errno.ENOMEM, mpool.MemoryExhausted, "ulimit -v")])
 def test_errors_of_the_system(number: int, kind: type[mpool.MpoolError], hint: str) -> None:
     found = error_of(OSError(number, os.strerror(number), "the/file"))
     assert type(found) is kind and "the/file" in str(found) and os.strerror(number) in str(found)
@@ -72,17 +73,17 @@ def test_the_original_error_is_the_cause() -> None:
         typed(os.close)(-1)
 
     for call in (lambda: typed(os.close)(-1), lambda: asyncio.run(typed_async(closed)())):
-        with pytest.raises(mpool.FileError, match="Bad file descriptor") as caught:
+        with pytest.raises(FileError, match="Bad file descriptor") as caught:
             call()
         assert type(caught.value.__cause__) is OSError and caught.value.__cause__.errno == errno.EBADF
 
 
 def test_images_that_cannot_be_read_or_written(pool: mpool.Pool, tmp_path: Path) -> None:
-    with pytest.raises(mpool.FileError, match=f"{UNREADABLE}: Input/output error"):
+    with pytest.raises(FileError, match=f"{UNREADABLE}: Input/output error"):
         pool.embed_image(UNREADABLE, "digits-clip")
-    image = mpool.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
+    image = mpool.results.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
     for name in ("a.png", "a.jpg"):  # mpool opens the first, Pillow the second
-        with pytest.raises(mpool.FileError, match=f"none/{name}: No such file"):
+        with pytest.raises(FileError, match=f"none/{name}: No such file"):
             image.save(tmp_path / "none" / name)
 
 
@@ -152,7 +153,7 @@ def test_other_errors_are_errors_of_mpool_whatever_file_raised_them() -> None:
         missing()
 
     for call in (typed(missing), lambda: asyncio.run(typed_async(read)())):
-        with pytest.raises(mpool.FileError, match="/none/texts.txt"):
+        with pytest.raises(FileError, match="/none/texts.txt"):
             call()
 
 

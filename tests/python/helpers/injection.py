@@ -72,7 +72,7 @@ def names(pool: mpool.Pool, bert: str, llama: str) -> None:
     """Names of models: given, replaced, taken away. Each call of this function uses its own."""
     name = f"name{len(pool._names.by_key)}"
     pool.register(name, bert, max_length=32)
-    pool.load(name, alias=name + "-alias", pin=True)
+    pool.load(name, name=name + "-alias", pin=True)
     pool.embed("a", name + "-alias")
     pool.swap(name, bert, max_length=48)
     assert pool.get(name).context_length == 48

@@ -146,9 +146,9 @@ def bytes_of_one(found: Any) -> bytes:
     """Return the bytes of what :func:`mpool.embed_iter` yields for one text."""
     if isinstance(found, mpool.TextEmbeddings):
         return bytes_of(found)[0]
-    if isinstance(found, mpool.Classification):
+    if isinstance(found, mpool.results.Classification):
         return bytes(found.scores.tobytes())
-    if isinstance(found, mpool.TokenClassification):
+    if isinstance(found, mpool.results.TokenClassification):
         return _bytes_of_spans(found)
     return b"".join(array.tobytes() for array in found) if isinstance(found, tuple) else bytes(found.tobytes())
 

@@ -133,7 +133,8 @@ def kinds_of(folder: Path) -> list[Kind]:
     made += [Kind("vision", "vision", "digits-llava", "images", image,
                   dict(prompt="Which digit is this?", max_tokens=6, temperature=0.0), tokens)
              for image in images[:4]]
-    made += [Kind("text_to_image", "generate_image", "digits-sd3", "prompt", f"a {word}", dict(seed=1, steps=4), image)
+    made += [Kind("text_to_image", "generate_image", "digits-sd3", "prompt", f"a {word}",
+                  dict(seed=1, num_inference_steps=4), image)
              for word in ("three", "seven")]
     return made
 

@@ -14,7 +14,7 @@ import mpool
 import integrationexamples
 from clientpackages import package
 
-package("langchain_tests", "langchain_tests")
+package("langchain_tests", "langchain-tests")
 
 from langchain_core.exceptions import OutputParserException  # noqa: E402
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402

@@ -13,7 +13,7 @@ import mpool
 import integrationexamples
 from clientpackages import package
 
-package("llama_index.core", "llama_index")
+package("llama_index.core", "llama-index")
 
 from llama_index.core import Settings, StorageContext, VectorStoreIndex, load_index_from_storage  # noqa: E402
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402

@@ -348,7 +348,7 @@ def test_util_computes_what_the_original_computes(both: tuple[Any, Any]) -> None
             assert all(abs(one["score"] - other["score"]) <= 1e-5 for one, other in zip(found[0], wanted[0]))
     with pytest.raises(mpool.InvalidArgument, match="`score_function` must be util.cos_sim or util.dot_score, got"):
         util.semantic_search(rows, rows, score_function=theirs.euclidean_sim)
-    with pytest.raises(AttributeError, match=r"'community_detection'; use mpool.community_detection\(vectors\)"):
+    with pytest.raises(AttributeError, match=r"'community_detection'; use mpool.search.community_detection\(vectors\)"):
         util.community_detection
     with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
         util.nothing

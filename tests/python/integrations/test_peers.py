@@ -165,7 +165,7 @@ def test_chats_of_llama_cpp(capsys: pytest.CaptureFixture[str]) -> None:
             continue
         try:
             found = read_completion(template, case)
-        except mpool.TemplateError:
+        except mpool.errors.TemplateError:
             counts["templates that need more than a message"] += 1
             continue
         if found is None:

@@ -171,7 +171,7 @@ def test_files_that_change_after_the_load_are_refused(bert: Path, tmp_path: Path
         new.write_text(json.dumps(config))
     os.replace(new, place)
     for _ in range(2):
-        with pytest.raises(mpool.IntegrityError, match="changed"):
+        with pytest.raises(mpool.errors.IntegrityError, match="changed"):
             made(batch)
     after = EmbedBatches(**given)(batch)
     assert after["embedding"].to_pylist() != before["embedding"].to_pylist()
@@ -232,7 +232,7 @@ def test_values_before_the_model(given: dict[str, Any], param: str | None, tmp_p
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
     for call in (lambda: embed_parquet(tmp_path, tmp_path / "out", model="org/none", **given),
                  lambda: EmbedBatches(model="org/none", memory_mb=200, **given)):
-        with pytest.raises(mpool.FileError if param is None else mpool.InvalidArgument) as caught:
+        with pytest.raises(mpool.errors.FileError if param is None else mpool.InvalidArgument) as caught:
             call()
         assert caught.value.param == param and not (tmp_path / "out").exists()
 
@@ -263,10 +263,10 @@ def test_files_of_other_vectors(m3: Path, vectors: str, tmp_path: Path, monkeypa
 
 def test_folders_are_checked_first(tmp_path: Path) -> None:
     """Folders, columns and options are checked before Ray is started."""
-    with pytest.raises(mpool.FileError, match="`source` must be an existing folder, got .*in"):
+    with pytest.raises(mpool.errors.FileError, match="`source` must be an existing folder, got .*in"):
         embed_parquet(tmp_path / "in", tmp_path / "out")
     (tmp_path / "in").mkdir()
-    with pytest.raises(mpool.FileError, match="in has no .parquet files"):
+    with pytest.raises(mpool.errors.FileError, match="in has no .parquet files"):
         embed_parquet(tmp_path / "in", tmp_path / "out")
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "in" / "a.parquet")
     with pytest.raises(mpool.InvalidArgument, match="`column` must be a column of strings, got 'text' of type int64"):
@@ -275,7 +275,7 @@ def test_folders_are_checked_first(tmp_path: Path) -> None:
         embed_parquet(tmp_path / "in", tmp_path / "out", column="body")
     assert caught.value.param == "column"
     (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1 of no kind")
-    with pytest.raises(mpool.FileError, match="a.parquet cannot be read"):
+    with pytest.raises(mpool.errors.FileError, match="a.parquet cannot be read"):
         embed_parquet(tmp_path / "in", tmp_path / "out")
     with pytest.raises(mpool.InvalidArgument, match="`target` must be another folder than `source`, got "):
         embed_parquet(tmp_path / "in", tmp_path / "in" / ".")
@@ -326,7 +326,7 @@ def test_progress(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         pq.write_table(pa.table({"text": texts}), source / f"{name}.parquet")
     same: dict[str, Any] = dict(model=str(bert), memory_mb=200)
     seen: list[tuple[int, int]] = []
-    with pytest.raises(mpool.FileError, match="1 of 3 files"):  # b has a null
+    with pytest.raises(mpool.errors.FileError, match="1 of 3 files"):  # b has a null
         embed_parquet(source, tmp_path / "one", **same, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(2, 7), (2, 7), (5, 7)]
     (source / "b.parquet").unlink()
@@ -407,7 +407,7 @@ def test_failed_files_are_retried_with_nulls(bert: Path, tmp_path: Path, monkeyp
     pq.write_table(pa.table({"text": ["A cat.", "A dog."]}), source / "a.parquet")
     pq.write_table(pa.table({"text": ["A cat.", None]}), source / "b.parquet")
     same: dict[str, Any] = dict(model=str(bert), memory_mb=200, progress=False)
-    with pytest.raises(mpool.FileError, match="1 of 2 files could not be embedded"):
+    with pytest.raises(mpool.errors.FileError, match="1 of 2 files could not be embedded"):
         embed_parquet(source, target, **same)
     del written[:]
     with pytest.raises(mpool.InvalidArgument, match="its precision is 'float32', not 'int8'"):

@@ -22,6 +22,7 @@ import pytest
 
 import badvalues
 import mpool
+from mpool.errors import FormatError
 import test_hf_embedding as encoders
 from mpool.models.formats.adapters import read_adapter
 from mpool.models.formats.gguf_tables import read_gguf
@@ -384,7 +385,7 @@ def test_values_of_gguf_adapters_are_finite(side: str, dtype: str, bits: str, va
         struct.pack_into(bits, data, at, int(whole) >> (16 if dtype == "BF16" else 0))
         place.write_bytes(data)
     words = rf"adapter\.gguf: adapter\.1\.blk\.0\.attn_k\.lora_{side} is infinity or NaN at index 5"
-    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match=words):
+    with mpool.Pool() as pool, pytest.raises(FormatError, match=words):
         pool.load(tmp_path / "base", adapters={"it": place})
 
 
@@ -429,8 +430,8 @@ def test_gguf_adapters_of_two_files(tmp_path: Path) -> None:
     assert vectors[0] == vectors[1] and vectors[0][0] != vectors[0][1]
     name = "blk.0.attn_v.weight.lora_"
     for changes, error, words in (
-            ({f"{name}a": ("F32", [2, 33]), f"{name}b": ("F32", [_WIDE, 2])}, mpool.FormatError, r"is \[2, 33\]"),
-            ({f"{name}a": ("F32", [2, _WIDE]), f"{name}b": ("F32", [_WIDE, 3])}, mpool.FormatError, "the rank of"),
+            ({f"{name}a": ("F32", [2, 33]), f"{name}b": ("F32", [_WIDE, 2])}, FormatError, r"is \[2, 33\]"),
+            ({f"{name}a": ("F32", [2, _WIDE]), f"{name}b": ("F32", [_WIDE, 3])}, FormatError, "the rank of"),
             ({f"{name}a": ("F64", [2, _WIDE]), f"{name}b": ("F32", [_WIDE, 2])}, mpool.Unsupported, "dtype F64"),
             ({"other.weight": ("F32", [2, 2])}, mpool.Unsupported, "is not a matrix"),
             ({"blk.0.other.weight.lora_a": ("F32", [2, _WIDE])}, mpool.Unsupported, "the adapter updates blk.0.other")):

@@ -110,18 +110,18 @@ def test_a_registered_name_takes_precedence_over_an_alias() -> None:
         assert warned[0].filename == __file__
         assert pool.get("phi4")._entry is made._entry
         with pytest.warns(UserWarning, match="'smollm2' now names .*an alias of SmolLM2-1.7B-Instruct"):
-            pool.load(path, alias="smollm2")
+            pool.load(path, name="smollm2")
         for key in ("Phi-4", "phi-4", "PHI-4"):  # load finds the model of the catalogue under each
             with pytest.raises(errors.InvalidArgument, match=f"{key} is a name of Phi-4, a model of the catalogue"):
                 pool.register(key, path)
             with pytest.raises(errors.InvalidArgument, match=f"{key} is a name of Phi-4, a model of the catalogue"):
-                pool.load(path, alias=key)
+                pool.load(path, name=key)
 
 
 def test_names_of_the_catalogue_as_aliases_of_their_own_model(recwarn: pytest.WarningsRecorder) -> None:
     with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
         for alias in ("DIGITS-CLIP", "own"):
-            assert pool.load("digits-clip", alias=alias)._entry is pool.get(alias)._entry
+            assert pool.load("digits-clip", name=alias)._entry is pool.get(alias)._entry
         assert not recwarn.list
 
 

@@ -122,7 +122,7 @@ def test_dense_folder_with_another_output_size_is_refused(tmp_path: Path) -> Non
     encodermodels.write_modules(folder, "mean", layers)
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([module for module in modules if module["idx"] < 3]))
-    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match="9 outputs"):
+    with mpool.Pool() as pool, pytest.raises(mpool.errors.FormatError, match="9 outputs"):
         pool.embed("A text.", str(folder))
 
 

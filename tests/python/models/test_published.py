@@ -308,7 +308,7 @@ def test_error_names_the_tensors_of_a_variant(tmp_path: Path) -> None:
     encodermodels.save_jina(model, tmp_path)
     tensors = {name.replace("mlp.gated_layers", "mlp.up_layer"): tensor for name, tensor in model.published().items()}
     encodermodels.save_tensors(tensors, json.loads((tmp_path / "config.json").read_text()), tmp_path)
-    with pytest.raises(mpool.FormatError, match="mlp.gated_layers.weight missing.*a variant.*up_layer"):
+    with pytest.raises(mpool.errors.FormatError, match="mlp.gated_layers.weight missing.*a variant.*up_layer"):
         described(tmp_path)
 
 

@@ -62,9 +62,9 @@ def test_errors_are_near_those_of_ggml(dtype: str) -> None:
 def test_values_that_are_not_finite_are_refused(value: float) -> None:
     values = np.zeros(256, np.float32)
     values[200] = value
-    with pytest.raises(mpool.FormatError, match="NaN, infinite or outside the range of Q8_0"):
+    with pytest.raises(mpool.errors.FormatError, match="NaN, infinite or outside the range of Q8_0"):
         _core.quantize("Q8_0", "F32", values.tobytes(), 256)
-    with pytest.raises(mpool.FormatError, match="outside the range of F16"):
+    with pytest.raises(mpool.errors.FormatError, match="outside the range of F16"):
         _core.quantize("F16", "F32", np.full(4, 1e6, np.float32).tobytes(), 4)
 
 
@@ -251,14 +251,14 @@ def test_target(folder: Path, tmp_path: Path) -> None:
     source = quantisedfiles.write("qwen2", "F32", folder)
     target = tmp_path / "q.gguf"
     target.write_text("mine")
-    with pytest.raises(mpool.FileError, match="q.gguf exists.*--force"):
+    with pytest.raises(mpool.errors.FileError, match="q.gguf exists.*--force"):
         quantize(str(source), str(target), "Q8_0")
     assert target.read_text() == "mine"
     with pytest.raises(mpool.InvalidArgument, match="is a file to read"):
         quantize(str(source), str(source), "Q8_0", force=True)
     with pytest.raises(mpool.InvalidArgument, match="is a folder"):
         quantize(str(source), str(tmp_path), "Q8_0", force=True)
-    with pytest.raises(mpool.FileError, match="Create the folder first"):
+    with pytest.raises(mpool.errors.FileError, match="Create the folder first"):
         quantize(str(source), str(tmp_path / "none" / "q.gguf"), "Q8_0")
     for settings, words in (({"type": "Q9_K"}, "`type` must be one of Q4_K_M"), ({"threads": 0}, "1 to 64")):
         with pytest.raises(mpool.InvalidArgument, match=words):
@@ -285,7 +285,7 @@ def test_quantising_twice_is_refused(folder: Path, tmp_path: Path, first: str, s
 def test_target_that_appears_during_the_write(folder: Path, tmp_path: Path) -> None:
     source = quantisedfiles.write("qwen2", "F32", folder)
     target = tmp_path / "q.gguf"
-    with pytest.raises(mpool.FileError, match="q.gguf exists"):
+    with pytest.raises(mpool.errors.FileError, match="q.gguf exists"):
         quantize(str(source), str(target), "Q8_0", progress=lambda done, total: target.write_text("other") and None)
     assert target.read_text() == "other"
     _only(tmp_path, {"q.gguf"})
@@ -308,11 +308,11 @@ def test_full_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(mpool.FileError, match=r"the disk is full; the file needs 0\.\d MB"):
+    with pytest.raises(mpool.errors.FileError, match=r"the disk is full; the file needs 0\.\d MB"):
         quantize(source, str(tmp_path / "q.gguf"), "Q8_0")
     monkeypatch.undo()
     monkeypatch.setattr(os, "statvfs", lambda path: type("Disk", (), {"f_bavail": 1, "f_frsize": 512}))
-    with pytest.raises(mpool.FileError, match="the disk is full"):
+    with pytest.raises(mpool.errors.FileError, match="the disk is full"):
         quantize(source, str(tmp_path / "q.gguf"), "Q8_0")
     _only(tmp_path, set())
 
@@ -324,7 +324,7 @@ def test_weights_that_are_not_finite(folder: Path, tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(tmp_path / "m" / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
     safetensors.torch.save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(mpool.FormatError, match=r"blk.1.ffn_up.weight.*rows 0 to 159.*finite weights"):
+    with pytest.raises(mpool.errors.FormatError, match=r"blk.1.ffn_up.weight.*rows 0 to 159.*finite weights"):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
     _only(tmp_path, {"m"})
 
@@ -348,7 +348,7 @@ def _edit(path: Path, change: Any) -> None:
 def test_folders_that_cannot_be_converted(tmp_path: Path, file: str, change: Any, words: str) -> None:
     quantisedfiles.save("qwen2", tmp_path / "m")
     _edit(tmp_path / "m" / file, change)
-    with pytest.raises((mpool.Unsupported, mpool.FormatError), match=words):
+    with pytest.raises((mpool.Unsupported, mpool.errors.FormatError), match=words):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
     _only(tmp_path, {"m"})
 
@@ -383,7 +383,7 @@ def test_settings_that_files_cannot_express(tmp_path: Path, family: str, setting
 def test_sentencepiece_that_cannot_be_converted(tmp_path: Path, change: Any, words: str) -> None:
     quantisedfiles.save("phi3", tmp_path / "m")
     _edit(tmp_path / "m" / "tokenizer.json", change)
-    with pytest.raises((mpool.Unsupported, mpool.FormatError, mpool.LimitError), match=words):
+    with pytest.raises((mpool.Unsupported, mpool.errors.FormatError, mpool.LimitError), match=words):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
     _only(tmp_path, {"m"})
 
@@ -396,7 +396,7 @@ def test_other_families_are_named(tmp_path: Path) -> None:
     paritymodels.write_tokenizer(tmp_path / "m", 157)
     with pytest.raises(mpool.Unsupported, match="folders of the architectures llama, qwen2, .* got gpt_oss"):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
-    with pytest.raises(mpool.FileError):
+    with pytest.raises(mpool.errors.FileError):
         quantize(str(tmp_path / "none.gguf"), str(tmp_path / "q.gguf"), "Q8_0")
 
 

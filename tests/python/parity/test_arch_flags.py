@@ -167,7 +167,7 @@ def test_a_missing_bias_is_refused(tmp_path: Path, pool: mpool.Pool, monkeypatch
                 add(writer, tensor, *more, **options)
 
         monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add_others)
-        with pytest.raises(mpool.FormatError, match=rf"blk\.0\.{name}\.bias.* missing"):
+        with pytest.raises(mpool.errors.FormatError, match=rf"blk\.0\.{name}\.bias.* missing"):
             pool.embed("x", str(tinygguf.write(tmp_path / f"{name}.gguf", model)))
 
 

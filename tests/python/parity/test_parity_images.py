@@ -203,7 +203,7 @@ def test_images_need_no_tokenizer(tmp_path: Path, name: str) -> None:
     with mpool.Pool() as pool:
         pool.load(str(folder))
         assert np.array_equal(pool.embed_image([image], model=str(folder)), expected)
-        with pytest.raises(mpool.FormatError, match=r"tokenizer\.json"):
+        with pytest.raises(mpool.errors.FormatError, match=r"tokenizer\.json"):
             pool.embed(["w3 w4"], model=str(folder))
 
 

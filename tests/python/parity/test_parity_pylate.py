@@ -69,7 +69,7 @@ def test_scores(found: dict[str, mpool.TokenVectors], golden: dict[str, Any], na
     assert close(best.scores, golden[f"{name}.ranked"])
 
 
-def same_means(pooled: mpool.PackedTokens, wanted: list[np.ndarray], protected: int) -> None:
+def same_means(pooled: mpool.search.PackedTokens, wanted: list[np.ndarray], protected: int) -> None:
     """Compare pooled documents. The reference returns the means in an order of its own: each has one equal mean."""
     assert np.diff(pooled.offsets).tolist() == [len(text) for text in wanted]
     for mine, other in zip(np.split(pooled.values, pooled.offsets[1:-1]), wanted, strict=True):
@@ -84,7 +84,7 @@ def test_pooled_documents(golden: dict[str, Any], name: str, factor: int, protec
     """The vectors that are pooled are PyLate's, so that clusters do not depend on the rounding of the model's kernels.
     """
     documents = split(golden, f"{name}.documents")
-    pooled = mpool.pool_tokens(documents, factor=factor, protected=protected)
+    pooled = mpool.search.pool_tokens(documents, factor=factor, protected=protected)
     same_means(pooled, split(golden, f"{name}.pool.{factor}.{protected}"), protected)
 
 
@@ -94,7 +94,7 @@ def test_pooling_of_sentence_transformers(golden: dict[str, Any], name: str, fac
     torch, documents = pytest.importorskip("torch"), split(golden, f"{name}.documents")
     reference = modules.HierarchicalTokenPooling(factor, num_protected_tokens=protected, normalize_embeddings=False)
     wanted = reference.pool([torch.from_numpy(text) for text in documents])
-    same_means(mpool.pool_tokens(documents, factor=factor, protected=protected), [one.numpy() for one in wanted],
+    same_means(mpool.search.pool_tokens(documents, factor=factor, protected=protected), [one.numpy() for one in wanted],
                protected)
 
 

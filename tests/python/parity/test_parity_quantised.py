@@ -114,7 +114,7 @@ def test_hostile_scales_are_not_written(tmp_path: Path, part: str, value: float,
         return tensor
 
     quantisedmodels.change(tmp_path / "m", f"model.layers.1.mlp.up_proj.{part}", edit)
-    with pytest.raises(mpool.FormatError, match=words):
+    with pytest.raises(mpool.errors.FormatError, match=words):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
     assert not (tmp_path / "q.gguf").exists()
 
@@ -132,7 +132,7 @@ def test_arguments_of_the_core(tmp_path: Path) -> None:
             matrix.rows(first, count)
     with pytest.raises(mpool.InvalidArgument, match="must have a type whose scales are separate tensors"):
         _core.Matrix(spec.to_core(), "token_embd.weight")
-    with pytest.raises(mpool.FormatError, match="no.weight"):
+    with pytest.raises(mpool.errors.FormatError, match="no.weight"):
         _core.Matrix(spec.to_core(), "no.weight")
     with pytest.raises(TypeError, match="expected a Spec"):
         _core.Matrix(None, "blk.1.ffn_up.weight")
@@ -150,7 +150,7 @@ def test_zero_biases_are_dropped(tmp_path: Path) -> None:
         logits(pool, str(tmp_path), np.arange(4))
     tensors[name][95] = 0.5
     safetensors.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match="down_proj.bias"):
+    with mpool.Pool() as pool, pytest.raises(mpool.errors.FormatError, match="down_proj.bias"):
         pool.load(str(tmp_path))
 
 
@@ -195,7 +195,7 @@ def test_hostile_tensors(tmp_path: Path, method: str, options: dict[str, Any], n
                          words: str) -> None:
     quantisedmodels.save(quantisedmodels.decoder("llama", layers=1), tmp_path, method, **options)
     quantisedmodels.change(tmp_path, name, edit)
-    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match=f"(?s){words}"):
+    with mpool.Pool() as pool, pytest.raises(mpool.errors.FormatError, match=f"(?s){words}"):
         pool.load(str(tmp_path))
 
 
@@ -204,15 +204,15 @@ def test_hostile_tensors(tmp_path: Path, method: str, options: dict[str, Any], n
     ("awq", {"bits": 8}, mpool.Unsupported, "bits is 8, mpool supports only 4"),
     ("awq", {"version": "gemv"}, mpool.Unsupported, "version is 'gemv', mpool supports only 'gemm'"),
     ("awq", {"zero_point": False}, mpool.Unsupported, "zero_point is false"),
-    ("awq", {"group_size": 48}, mpool.FormatError, "group_size.*48.*a multiple of 32"),
-    ("gptq", {"group_size": 0}, mpool.FormatError, "group_size.*-1 .one group., or a multiple of 32"),
-    ("gptq", {"group_size": (1 << 20) + 32}, mpool.FormatError, "group_size.*1048608.*1048576"),
-    ("fp8", {"weight_block_size": [(1 << 20) + 1, 128]}, mpool.FormatError, "two sizes from 1 to 1048576"),
+    ("awq", {"group_size": 48}, mpool.errors.FormatError, "group_size.*48.*a multiple of 32"),
+    ("gptq", {"group_size": 0}, mpool.errors.FormatError, "group_size.*-1 .one group., or a multiple of 32"),
+    ("gptq", {"group_size": (1 << 20) + 32}, mpool.errors.FormatError, "group_size.*1048608.*1048576"),
+    ("fp8", {"weight_block_size": [(1 << 20) + 1, 128]}, mpool.errors.FormatError, "two sizes from 1 to 1048576"),
     ("gptq", {"bits": 3}, mpool.Unsupported, "bits is 3, mpool supports only 4"),
     ("gptq", {"checkpoint_format": "marlin"}, mpool.Unsupported, "checkpoint_format is 'marlin'"),
     ("fp8", {"fmt": "e5m2"}, mpool.Unsupported, "fmt is 'e5m2'"),
-    ("fp8", {"weight_block_size": [128, 0]}, mpool.FormatError, "weight_block_size.*two sizes from 1"),
-    ("fp8", {"weight_block_size": [1 << 40, 128]}, mpool.FormatError, "weight_block_size.*two sizes from 1"),
+    ("fp8", {"weight_block_size": [128, 0]}, mpool.errors.FormatError, "weight_block_size.*two sizes from 1"),
+    ("fp8", {"weight_block_size": [1 << 40, 128]}, mpool.errors.FormatError, "weight_block_size.*two sizes from 1"),
     ("fp8", {"quant_method": "bitsandbytes"}, mpool.Unsupported, "quantised by bitsandbytes.*awq .*gptq .*fp8"),
     ("compressed-tensors", {"format": "pack-quantized"}, mpool.Unsupported, "format is 'pack-quantized'")])
 def test_unsupported_options(tmp_path: Path, method: str, changes: dict[str, Any], error: type[Exception],

@@ -223,12 +223,12 @@ def test_inconsistent_gpt_oss_folders_are_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 157)
     config = json.loads((tmp_path / "config.json").read_text())
     for change, error, words in (
-            ({"quantization_config": None}, mpool.FormatError, "gate_up_proj"),
+            ({"quantization_config": None}, mpool.errors.FormatError, "gate_up_proj"),
             ({"quantization_config": {"quant_method": "fp8"}}, mpool.Unsupported, "mxfp4"),
-            ({"intermediate_size": 161}, mpool.FormatError, "multiple of 32"),
+            ({"intermediate_size": 161}, mpool.errors.FormatError, "multiple of 32"),
             ({"swiglu_alpha": 1.5}, mpool.Unsupported, "swiglu_alpha"),
             ({"attention_bias": False}, mpool.Unsupported, "attention_bias"),
-            ({"num_local_experts": 4}, mpool.FormatError, "shape of model.layers.0.mlp.")):
+            ({"num_local_experts": 4}, mpool.errors.FormatError, "shape of model.layers.0.mlp.")):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with mpool.Pool() as pool, pytest.raises(error, match=words):
             pool.load(str(tmp_path))

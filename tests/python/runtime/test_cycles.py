@@ -50,7 +50,7 @@ USES: dict[str, dict[str, Callable[[mpool.Pool], object]]] = {
     "mpool:digits-clip": {"image": lambda pool: (pool.embed_image(IMAGE, "m"), pool.embed("seven", "m"))},
     "dino": {"image": lambda pool: pool.embed_image(IMAGE, "m")},
     "llava": {"describe": lambda pool: pool.vision([IMAGE], "What?", "m", **FEW)},
-    "mpool:digits-sd3": {"draw": lambda pool: pool.generate_image("seven", "m", steps=1)},
+    "mpool:digits-sd3": {"draw": lambda pool: pool.generate_image("seven", "m", num_inference_steps=1)},
 }
 
 

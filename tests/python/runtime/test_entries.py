@@ -171,7 +171,7 @@ def test_names_of_models_whose_files_were_read_are_kept(bert: Path, tmp_path: Pa
     names = Names(pool)
     gone = names.find(str(tmp_path / "none"))
     assert names.by_key[gone.key] is gone
-    with pytest.raises(mpool.FileError):
+    with pytest.raises(mpool.errors.FileError):
         names.require(gone, "text_embedding")
     assert gone.key not in names.by_key and gone not in names.by_name.values()
     found = names.find(str(bert))

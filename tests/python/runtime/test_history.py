@@ -25,7 +25,7 @@ def own() -> Any:
         yield made
 
 
-def last(pool: mpool.Pool) -> mpool.RequestRecord:
+def last(pool: mpool.Pool) -> mpool.results.RequestRecord:
     return pool.history()[-1]
 
 

@@ -227,7 +227,8 @@ def _llava(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 IMAGE_MODELS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], str], Callable[[mpool.Pool, str], object]]] = {
     "clip": (_clip, lambda pool, ref: pool.embed_image(PHOTO, ref)),
     "llava": (_llava, lambda pool, ref: pool.vision(PHOTO, "w5 w6 w7", ref, max_tokens=8, ignore_eos=True)),
-    "sd3": (lambda folder, patch: "digits-sd3", lambda pool, ref: pool.generate_image("seven", ref, steps=1))}
+    "sd3": (lambda folder, patch: "digits-sd3",
+            lambda pool, ref: pool.generate_image("seven", ref, num_inference_steps=1))}
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

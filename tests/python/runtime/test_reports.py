@@ -41,7 +41,7 @@ def host(*rows: dict[str, Any], closed: bool = False, **stats: Any) -> Any:
     registry = SimpleNamespace(entries=lambda: list(rows), stats=lambda: dict(numbers))
     found = SimpleNamespace(_registry=registry, _closed=closed, _full_since={}, _worker_positions={}, registry=registry,
                             _stats=lambda: dict(numbers), config=mpool.PoolConfig())
-    found.pools = health.CapabilityPools(lambda: found)
+    found.pools = health.CapabilityPools(found)
     return found
 
 

@@ -15,10 +15,11 @@ import mpool
 import workers
 from mpool.server import ollama_structs
 from mpool.server.anthropic.structs import MessagesRequest
+from mpool.server.ollama_models import PARAMETERS
 from mpool.server.openai import structs
 from mpool.server.openai.response_structs import ResponsesRequest
 from mpool.server.worker import ExecuteRequest
-from mpool.tasks.sampling import ALIASES, OTHERS, TABLE
+from mpool.tasks.sampling import OTHERS, TABLE
 from servers import Raw, ask, serving
 
 END = 2  # the end token of the model
@@ -44,7 +45,8 @@ OLLAMA = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 
 def fields(struct: type) -> set[str]:
     """Return the sampling options for which a request has a field, under the library's names."""
-    names = {ALIASES.get(field.encode_name, field.encode_name) for field in msgspec.structs.fields(struct)}
+    own = {**{other: name for name, other in PARAMETERS.items()}, "max_completion_tokens": "max_tokens"}
+    names = {own.get(field.encode_name, field.encode_name) for field in msgspec.structs.fields(struct)}
     return names & {*TABLE, *OTHERS}
 
 

@@ -13,8 +13,9 @@ from mpool.server import ollama_structs as ollama
 from mpool.server.anthropic import structs as anthropic
 from mpool.server.openai import structs as openai
 from mpool.server.openai.response_structs import ResponsesRequest
-from mpool.tasks.options import CALL, fields_by_name
-from mpool.tasks.sampling import ALIASES, TABLE
+from mpool.server.ollama_models import PARAMETERS
+from mpool.tasks.options import CALL
+from mpool.tasks.sampling import TABLE
 from mpool.tasks.verbs import VERBS
 
 #: Verb -> its request in OpenAI's protocol, and the options that have no field there, each with the reason.
@@ -44,6 +45,8 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "width": "`size`", "height": "`size`", "compute": "a setting of the server", "latents": "an array",
         "max_sequence_length": "the model's default", "preview_every": "`partial_images`"}),
 }
+#: Field -> option of the library that has another name.
+OWN = {**{other: name for name, other in PARAMETERS.items()}, "max_completion_tokens": "max_tokens"}
 #: Field -> its range in a request, where it differs from that of the library.
 RANGES = {
     "max_tokens": (-1, 2**31 - 1),  # -1 is no limit
@@ -78,7 +81,7 @@ def test_a_repeat_penalty_of_0_is_no_penalty(given: float | None, used: float | 
 def test_ranges_are_those_of_the_library(request_: type) -> None:
     checked = 0
     for field in msgspec.structs.fields(request_):
-        row = TABLE.get(ALIASES.get(field.encode_name, field.encode_name))
+        row = TABLE.get(OWN.get(field.encode_name, field.encode_name))
         if row is None or row.kind is bool:
             continue
         name = field.encode_name
@@ -92,6 +95,5 @@ def test_every_option_has_a_field(verb: str) -> None:
     """An option without a field is listed with a reason: a new option cannot be forgotten."""
     request_, without = REQUESTS[verb]
     known = {field.encode_name for field in msgspec.structs.fields(request_)}
-    aliases = {name for name, field in fields_by_name(VERBS[verb].options).items() if name != field}
-    options = {*VERBS[verb].names, *(one.name for one in VERBS[verb].positional)} - aliases - set(CALL)
+    options = {*VERBS[verb].names, *(one.name for one in VERBS[verb].positional)} - set(CALL)
     assert options - known == set(without)

@@ -455,7 +455,7 @@ def test_token_file_is_readable_by_its_owner_only(tmp_path: Path, monkeypatch: p
     os.chmod(tmp_path / "token", 0o644)
     with pytest.raises(mpool.InvalidArgument, match="owner"):
         settings.token_of(tmp_path / "token")
-    with pytest.raises(mpool.FileError):
+    with pytest.raises(mpool.errors.FileError):
         settings.token_of(tmp_path / "nowhere" / "token")
 
 

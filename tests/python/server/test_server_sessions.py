@@ -93,7 +93,7 @@ def test_joined_messages_in_the_library_and_in_counts(server: Any) -> None:
         counted = [ask(server, path, {"model": "alternating", "messages": messages, **more})[1]
                    for messages in (ROW, JOINED)]
         assert counted[0] == counted[1] and "error" not in counted[0]
-    with pytest.raises(mpool.TemplateError, match="roles must alternate"):
+    with pytest.raises(mpool.errors.TemplateError, match="roles must alternate"):
         pool.chat([{"role": "assistant", "content": "x"}, *ROW], "alternating")
 
 

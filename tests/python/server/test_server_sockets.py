@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import mpool
+from mpool.errors import FileError
 
 pytest.importorskip("uvicorn")
 
@@ -29,14 +29,14 @@ def test_a_port_is_free_again_while_its_connections_linger() -> None:
     with serving.listen(Settings(port=port)) as second:
         assert second.getsockname() == (host, port) and not second.getblocking()
         second.listen()
-        with pytest.raises(mpool.FileError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use. "
+        with pytest.raises(FileError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use. "
                                                   "Choose another --port"):
             serving.listen(Settings(port=port))
 
 
 @pytest.mark.parametrize("host", ["203.0.113.77", "999.1.1.1"])  # TEST-NET-3 of RFC 5737, and no address
 def test_an_address_of_another_machine(host: str) -> None:
-    with pytest.raises(mpool.FileError, match=rf"cannot listen on {host}:0: .*Choose an address of this machine"):
+    with pytest.raises(FileError, match=rf"cannot listen on {host}:0: .*Choose an address of this machine"):
         serving.listen(Settings(host=host, port=0, token="0123456789abcdef"))
 
 
@@ -48,7 +48,7 @@ def test_options_of_the_socket(host: str, family: Any) -> None:
         size = plain.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # Linux doubles it, up to a limit of the system
     try:
         made = serving.listen(Settings(host=host, port=0))
-    except mpool.FileError:
+    except FileError:
         if family == socket.AF_INET:
             raise
         pytest.skip(f"no address {host}")

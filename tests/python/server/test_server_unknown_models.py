@@ -188,10 +188,10 @@ def test_requests_for_one_model_share_a_download(bert: Path, monkeypatch: pytest
 
     def resolve(name: str, offline: bool | None = None, progress: bool | None = None) -> None:
         if offline:
-            raise mpool.OfflineError("not here")
+            raise mpool.errors.OfflineError("not here")
         begun.append(name)
         gate.wait(60)
-        raise mpool.DownloadError("planted")
+        raise mpool.errors.DownloadError("planted")
 
     async def fetched(name: str, *arguments: Any) -> None:
         waiting.append(name)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool.errors import FormatError
 from mpool.conversation.template import _ControlTokenGuard
 from mpool.models.spec import TokenizerSource
 from mpool.tokenizers import growth, json_tokenizer, limits, older_files, open_tokenizer, tiktoken_file
@@ -141,7 +142,7 @@ def test_a_second_model_is_refused() -> None:
     for text, key in (('"model":0,' * 40_000, "model"), ('"model": {}, "mod\\u0065l": {},', "model"),
                       ('"normalizer": null, "normalizer": null,', "normalizer"), ('"x": 1, "x": 2,', "x")):
         began = time.process_time()
-        with pytest.raises(mpool.FormatError, match=f"t.json: tokenizer.json is an object with two keys '{key}', all"):
+        with pytest.raises(FormatError, match=f"t.json: tokenizer.json is an object with two keys '{key}', all"):
             growth.read(('{"version":"1.0",' + text + '"decoder":null}').encode(), "t.json")
         assert time.process_time() - began < 5
 
@@ -188,7 +189,7 @@ def template(token: int) -> dict[str, Any]:
 def test_ids_of_post_processors_are_those_of_tokens(tmp_path: Path, processor: Callable[[int], dict[str, Any]],
                                                     field: str) -> None:
     for token in (3, 2**31, 2**32 - 1):
-        with pytest.raises(mpool.FormatError, match=rf"{field} is {token}, allowed: 0 to 2, ids of the vocabulary"):
+        with pytest.raises(FormatError, match=rf"{field} is {token}, allowed: 0 to 2, ids of the vocabulary"):
             opened(tmp_path, content(post_processor=processor(token)))
     assert 2 in opened(tmp_path, content(post_processor=processor(2))).encode("a", add_special=True)
 
@@ -202,7 +203,7 @@ def test_ids_of_added_tokens_are_those_that_they_get(tmp_path: Path) -> None:
     """HF tokenizers numbers added tokens itself, and only logs that an id differs."""
     for tokens, got, given in (([added(2**31, "[X]")], 2**31, 3), ([added(4, "[X]")], 4, 3), ([added(1, "a")], 1, 0),
                                ([added(3, "[X]"), added(5, "[Y]")], 5, 4)):
-        with pytest.raises(mpool.FormatError, match=f"id of the added token '.*' is {got}, allowed: {given}, the id"):
+        with pytest.raises(FormatError, match=f"id of the added token '.*' is {got}, allowed: {given}, the id"):
             opened(tmp_path, content(added_tokens=tokens))
     twice = [added(3, "[X]"), added(9, "[X]"), added(4, ""), added(0, "a")]
     assert list(opened(tmp_path, content(added_tokens=twice)).encode("[X]", parse_special=True)) == [3]
@@ -220,7 +221,7 @@ def test_ids_of_added_tokens_are_those_that_they_get(tmp_path: Path) -> None:
      r"decoder\.decoders\[0\]\.stop is 9")])
 def test_steps_that_panic_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], sections: dict[str, Any],
                                       message: str) -> None:
-    with pytest.raises(mpool.FormatError, match=message):
+    with pytest.raises(FormatError, match=message):
         opened(tmp_path, content(**sections)).encode("a b")
     assert "panicked" not in capfd.readouterr().err
 
@@ -243,7 +244,7 @@ def test_second_parts_of_merges_begin_with_the_prefix(tmp_path: Path, capfd: pyt
     model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "continuing_subword_prefix": prefix,
              "end_of_word_suffix": None, "byte_fallback": False, "vocab": {word: at for at, word in enumerate(words)},
              "merges": [["a", second]]}
-    with pytest.raises(mpool.FormatError, match=r"model\.merges\[0\] is .*begins with continuing_subword_prefix"):
+    with pytest.raises(FormatError, match=r"model\.merges\[0\] is .*begins with continuing_subword_prefix"):
         opened(tmp_path, content(model=model))
     assert "panicked" not in capfd.readouterr().err
 
@@ -317,13 +318,13 @@ def test_ends_of_lines_of_older_files(tmp_path: Path, monkeypatch: pytest.Monkey
         (tmp_path / "merges.txt").write_bytes(text.encode())
         assert older_files.clip(str(tmp_path), "<|endoftext|>").encode("ab").ids == [0, 4, 1]
     (tmp_path / "merges.txt").write_bytes(b"a b</w> c" + b" " * 1_000_000)
-    with pytest.raises(mpool.FormatError, match="line 1 is a b</w> c .*allowed: two tokens separated by a space"):
+    with pytest.raises(FormatError, match="line 1 is a b</w> c .*allowed: two tokens separated by a space"):
         older_files.clip(str(tmp_path), "<|endoftext|>")
     for text in (VOCAB_TXT, VOCAB_TXT[:-1], VOCAB_TXT.replace("\n", "\r\n")):
         (tmp_path / "vocab.txt").write_bytes(text.encode())
         assert older_files.wordpiece(str(tmp_path / "vocab.txt"), {}).get_vocab_size() == 5
     (tmp_path / "vocab.json").write_text(json.dumps({**vocab, "c": 5, "d": 6}))
-    with pytest.raises(mpool.FormatError, match="vocab.json at byte .*more than 7 values"):
+    with pytest.raises(FormatError, match="vocab.json at byte .*more than 7 values"):
         older_files.clip(str(tmp_path), "<|endoftext|>")
 
 
@@ -334,7 +335,7 @@ def test_depth_of_a_malformed_file_takes_little_memory(tmp_path: Path, text: str
     path.write_text(text)
 
     def load() -> None:
-        with pytest.raises(mpool.LimitError if "[" in text else mpool.FormatError,
+        with pytest.raises(mpool.LimitError if "[" in text else FormatError,
                            match="nested deeper than 127" if "[" in text else "tokenizer.json is malformed"):
             json_tokenizer.load(str(path))
 

@@ -139,7 +139,7 @@ REGEX_AS_A_LIST = [{"Regex": CATASTROPHE}, "b"]
 def test_steps_whose_type_only_the_library_would_know_are_refused(tmp_path: Path, sections: dict[str, Any],
                                                                   place: str) -> None:
     """HF tokenizers derives the type of most of these steps from their fields, so that no bound would be known."""
-    with pytest.raises(mpool.FormatError, match=f"{place}.type is .*, allowed: ") as refused:
+    with pytest.raises(mpool.errors.FormatError, match=f"{place}.type is .*, allowed: ") as refused:
         opened(tmp_path, tokenizer_json(**sections))
     assert "Sequence" in str(refused.value.allowed)
 
@@ -159,7 +159,7 @@ def test_every_step_of_the_library_is_known() -> None:
                                   '{"a" 1}', "{" + '"model": {}, ' * 3 + "}",
                                   json.dumps({**tokenizer_json(), "version": "x" * 5000})])
 def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(mpool.FormatError, match="tokenizer.json is ") as refused:
+    with pytest.raises(mpool.errors.FormatError, match="tokenizer.json is ") as refused:
         opened(tmp_path, text)
     assert len(str(refused.value)) < 800
 
@@ -183,7 +183,7 @@ def test_vocabularies_of_no_token_and_of_one(tmp_path: Path) -> None:
         vocab = {token: number for number, token in enumerate(tokens)}
         return tokenizer_json(model={"type": "WordLevel", "vocab": vocab, "unk_token": "a"})
 
-    with pytest.raises(mpool.FormatError, match="model.vocab is nothing, allowed: at least one token"):
+    with pytest.raises(mpool.errors.FormatError, match="model.vocab is nothing, allowed: at least one token"):
         opened(tmp_path, words())
     assert opened(tmp_path, words("a")).vocab_size == 1
 
@@ -206,7 +206,7 @@ def test_merges_shorter_than_the_prefix_are_refused(tmp_path: Path, capfd: pytes
                                     "merges": [merge]})
     if refused:
         for text in (json.dumps(content), json.dumps(content).replace("merges", "merge\\u0073")):
-            with pytest.raises(mpool.FormatError, match=r"model\.merges\[0\] is "):
+            with pytest.raises(mpool.errors.FormatError, match=r"model\.merges\[0\] is "):
                 opened(tmp_path, text)
     else:
         opened(tmp_path, content)
@@ -271,7 +271,7 @@ def test_a_sound_precompiled_map_is_applied(tmp_path: Path) -> None:
 def test_malformed_precompiled_maps_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], encoded: Any,
                                                 got: str) -> None:
     """HF tokenizers would panic on them, at load or at the first text, and print a backtrace."""
-    with pytest.raises(mpool.FormatError, match=f"normalizer.precompiled_charsmap is .*{got}"):
+    with pytest.raises(mpool.errors.FormatError, match=f"normalizer.precompiled_charsmap is .*{got}"):
         opened(tmp_path, tokenizer_json(normalizer={"type": "Precompiled", "precompiled_charsmap": encoded}))
     assert "panicked" not in capfd.readouterr().err
 
@@ -293,7 +293,7 @@ def test_a_map_that_multiplies_its_sequences_takes_little_memory() -> None:
         units[512 ^ label] = label << 10 | label
     tracemalloc.start()
     try:
-        with pytest.raises(mpool.FormatError, match="a trie with more sequences of bytes"):
+        with pytest.raises(mpool.errors.FormatError, match="a trie with more sequences of bytes"):
             CharsMap(base64.b64decode(charsmap(units, b"b\0")))
         assert tracemalloc.get_traced_memory()[1] < 300e6
     finally:
@@ -305,7 +305,7 @@ def test_a_map_that_multiplies_its_sequences_takes_little_memory() -> None:
     ({"s": ["s", [0] * 10_000, ["a"] * 10_000]}, r"special_tokens\['s'\]")])
 def test_templates_with_unknown_special_tokens_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str],
                                                            special: Any, field: str) -> None:
-    with pytest.raises(mpool.FormatError, match=rf"post_processor\.{field}"):
+    with pytest.raises(mpool.errors.FormatError, match=rf"post_processor\.{field}"):
         opened(tmp_path, tokenizer_json(post_processor=template(1) | {"special_tokens": special, "single": [
             {"SpecialToken": {"id": "s", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}))
     assert "panicked" not in capfd.readouterr().err
