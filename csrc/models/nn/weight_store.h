@@ -10,8 +10,9 @@
  *
  *   weights               | states         | packed by                 | charged to the memory budget
  *   ----------------------|----------------|---------------------------|--------------------------------------------
- *   packed at load        | PACKED         | threads of the load       | slab: by the load, before it packs;
- *                         |                |                           | given back when the model is freed
+ *   packed at load        | PACKED         | threads of the load       | slab: by the load, before it packs; given
+ *                         |                |                           | back when the model is freed. A worker process
+ *                         |                |                           | maps its parent's slab and charges nothing
  *   packed on use         | MAPPED to      | passes                    | the same slab: all of it by the load, although
  *                         | PACKED         |                           | the system provides a page when it is filled
  *   never packed (mapped) | MAPPED         | no thread                 | nothing
@@ -19,9 +20,9 @@
  *                         | PACKED, MAPPED | load, with "packed"       | packed, while a third of the budget stays
  *                         | again          |                           | free; given back by drop
  *
- * Scratch for packing is charged too, and given back at the end. When the last panel of a matrix is PACKED, the
- * pages of the matrix in the file are released, so memory holds the weights once. Mapped pages belong to the system's
- * page cache and are never charged.
+ * Scratch for packing is charged too, and given back at the end. When the last panel of a matrix is PACKED, the pages of
+ * the matrix in the file are released, so memory holds the weights once. Mapped pages belong to the system's page cache
+ * and are never charged.
  *
  * Passes. Packing copies weights into memory not touched before, which takes longer than a step. A thread that needs a
  * MAPPED panel multiplies its rows as they are stored, or, where packing is faster, packs the panel into its own
