@@ -20,9 +20,9 @@
  *                         | PACKED, MAPPED | load, with "packed"       | packed, while a third of the budget stays
  *                         | again          |                           | free; given back by drop
  *
- * Scratch for packing is charged too, and given back at the end. When the last panel of a matrix is PACKED, the pages of
- * the matrix in the file are released, so memory holds the weights once. Mapped pages belong to the system's page cache
- * and are never charged.
+ * Scratch for packing is charged too, and given back at the end. When the last panel of a matrix is PACKED, the pages
+ * of the matrix in the file are released, so memory holds the weights once. Mapped pages belong to the system's page
+ * cache and are never charged.
  *
  * Passes. Packing copies weights into memory not touched before, which takes longer than a step. A thread that needs a
  * MAPPED panel multiplies its rows as they are stored, or, where packing is faster, packs the panel into its own
