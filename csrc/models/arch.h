@@ -35,6 +35,8 @@ typedef enum mp_decoder_flag { /* linear layers have biases if the file has them
     MP_DECODER_LATENT_ATTENTION = 1 << 2, /* multi-head latent attention: decoder/mla.h */
     MP_DECODER_HEAD_NORMS = 1 << 3,       /* queries and keys are normed per head, before rotation */
     MP_DECODER_OUTPUT_NORMS = 1 << 4,     /* each sublayer's output is normed before it is added to the residual sum */
+    MP_DECODER_QUERY_NORMS = 1 << 5,      /* queries and keys are normed over all heads together, before rotation */
+    MP_DECODER_NO_INPUT_NORMS = 1 << 6,   /* sublayers read the residual sum as it is */
 } mp_decoder_flag;
 
 typedef enum mp_vit_flag {          /* vision transformers */

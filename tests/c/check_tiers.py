@@ -10,8 +10,6 @@ Prints one line per violation, ``file:line: problem``, and exits with code 1 if 
 from ``words.toml``.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import concurrent.futures

@@ -41,8 +41,8 @@ static inline const hostile_base *hostile_base_of(int kind) {
     static const tiny_kind kinds[] = {
         {.arch = "llama"}, {.arch = "llama"}, {.arch = "llama", .window = 12},
         {.arch = "llama", .more = hostile_adapters},
-        {.arch = "gpt_oss", .experts = 4, .biased = true}, {.arch = "gemma3", .window = 9, .head_norms = true,
-        .output_norms = true, .scaled = true}, {.arch = "deepseek2", .experts = 4, .latents = true}};
+        {.arch = "gpt_oss", .experts = 4, .biased = true}, {.arch = "gemma3", .window = 9, .scaled = true},
+        {.arch = "deepseek2", .experts = 4}};
     hostile_base *base = &hostile_bases[kind];
     if (base->spec)
         return base;

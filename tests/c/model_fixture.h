@@ -12,6 +12,7 @@
 #include "base/cpu.h"
 #include "kernels/scaled.h"
 #include "mp_test.h"
+#include "models/arch.h"
 #include "models/model.h"
 #include "models/nn/weight_store.h"
 
@@ -173,20 +174,25 @@ static inline void tiny_ints(mp_spec *spec, const char *key, const int64_t *valu
     MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
-/* Decoder architecture and optional features beyond Llama's. */
+/* Decoder architecture and optional features. The file has the tensors that the flags ask for. */
 typedef struct tiny_kind {
     const char *arch; /* a row of archs.def */
+    uint32_t flags;   /* MP_DECODER_* besides those of the row: tests must load the model with them */
     int window;       /* window of all layers except the second; 0 = none */
-    bool head_norms, output_norms;
     bool scaled;   /* scale factors, softcaps, a separate rotary base for windows, a layer without rotation */
     int long_from; /* LongRoPE from this position; 0 = none */
     int experts;   /* number of experts, two used per row; 0 = none. The last expert is never chosen, because its router
                     * row is NaN; its weights are on pages of their own at the end of the file */
     bool biased;   /* biases, attention sinks and clamped gates; requires experts */
-    bool latents;  /* MLA; with experts also DeepSeek's grouped routing and one shared expert */
     size_t *rest;  /* out: offset of the last expert's weights in the file, or NULL */
     void (*more)(tiny_file *file); /* adds further keys and tensors, or NULL */
 } tiny_kind;
+
+/* The flags of the decoder. A vision row has those of its image network; its decoder has none that concern tensors. */
+static inline uint32_t tiny_flags(const tiny_kind *kind) {
+    const mp_arch *arch = mp_arch_find(kind->arch);
+    return (arch->capability == MP_TEXT_TO_TEXT ? arch->flags : 0) | kind->flags;
+}
 
 static inline void tiny_arch_int(mp_spec *spec, const char *arch, const char *key, int64_t value) {
     char name[96];
@@ -210,7 +216,7 @@ static inline void tiny_expert(tiny_file *file, const mp_dtype *types, int type_
     }
 }
 
-/* Set the keys of multi-head latent attention and of DeepSeek's expert routing. */
+/* Set the keys of multi-head latent attention, and of DeepSeek's grouped routing and shared expert. */
 static inline void tiny_latent_keys(mp_spec *spec, const tiny_kind *kind) {
     mp_error error;
     mp_value sigmoid = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 7, .as.string = "sigmoid"};
@@ -249,7 +255,8 @@ static inline void tiny_latent_vectors(tiny_file *file, const tiny_kind *kind, i
  * it loses every tie with experts 0 and 1, unless its bias or correction excludes it. */
 static inline void tiny_forbid_last(tiny_file *file, const tiny_kind *kind) {
     float *router = (float *)(void *)(file->bytes + file->used) - (ptrdiff_t)kind->experts * TINY_HIDDEN;
-    for (int e = 1; e < kind->experts && !kind->latents && !kind->biased; e += kind->experts - 2)
+    const bool latents = tiny_flags(kind) & MP_DECODER_LATENT_ATTENTION;
+    for (int e = 1; e < kind->experts && !latents && !kind->biased; e += kind->experts - 2)
         memcpy(router + e * TINY_HIDDEN, router, TINY_HIDDEN * sizeof(float));
 }
 
@@ -260,6 +267,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
                                             int32_t infinite) {
     mp_error error;
     char path[512], name[64];
+    const uint32_t flags = tiny_flags(kind);
+    const bool latent = flags & MP_DECODER_LATENT_ATTENTION;
     snprintf(path, sizeof path, "%s/tiny-%llu.bin", mp_test_directory(), (unsigned long long)seed);
     tiny_file file = {.spec = mp_spec_create(), .random = {seed}};
     MP_CHECK(file.spec);
@@ -286,7 +295,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     }
     if (kind->biased)
         tiny_float(file.spec, "mpool.expert_clamp", 0.5);
-    if (kind->latents)
+    if (latent)
         tiny_latent_keys(file.spec, kind);
     if (kind->scaled) {
         int64_t ropes[TINY_LAYERS] = {1, 0, -1};
@@ -340,13 +349,13 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     }
     tiny_tensor(&file, "output_norm.weight", MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
     for (int l = 0; l < TINY_LAYERS; l++) {
-        for (size_t m = 0; kind->latents && m < sizeof latents / sizeof *latents; m++) {
+        for (size_t m = 0; latent && m < sizeof latents / sizeof *latents; m++) {
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, latents[m].name);
             tiny_tensor(&file, name, types[at++ % type_count], latents[m].rows, latents[m].columns, 0.1f, 0);
         }
-        if (kind->latents)
+        if (latent)
             tiny_latent_vectors(&file, kind, l);
-        for (size_t m = 0; !kind->latents && m < sizeof matrices / sizeof *matrices; m++) {
+        for (size_t m = 0; !latent && m < sizeof matrices / sizeof *matrices; m++) {
             if (kind->experts && strncmp(matrices[m].name, "ffn", 3) == 0)
                 continue;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
@@ -373,18 +382,21 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_tensor(&file, name, MP_F32, kind->experts, TINY_HIDDEN, 0.3f, 0);
             tiny_forbid_last(&file, kind);
         }
-        snprintf(name, sizeof name, "blk.%d.attn_norm.weight", l);
-        tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
-        snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", l);
-        tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
-        static const char *const posts[] = {"post_attention_norm", "post_ffw_norm"};
-        for (int i = 0; i < 2 && kind->output_norms; i++) {
-            snprintf(name, sizeof name, "blk.%d.%s.weight", l, posts[i]);
-            tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
-        }
-        for (int i = 0; i < 2 && kind->head_norms; i++) {
-            snprintf(name, sizeof name, "blk.%d.attn_%c_norm.weight", l, "qk"[i]);
-            tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN / TINY_HEADS, 0.3f, 1);
+        const int head = flags & MP_DECODER_HEAD_NORMS ? TINY_HIDDEN / TINY_HEADS : 0;
+        const int wide = flags & MP_DECODER_QUERY_NORMS ? 1 : 0;
+        const struct {
+            const char *name;
+            int items; /* 0: the file has no such norm */
+        } norms[] = {{"attn_norm", flags & MP_DECODER_NO_INPUT_NORMS ? 0 : TINY_HIDDEN},
+                     {"ffn_norm", flags & MP_DECODER_NO_INPUT_NORMS ? 0 : TINY_HIDDEN},
+                     {"post_attention_norm", flags & MP_DECODER_OUTPUT_NORMS ? TINY_HIDDEN : 0},
+                     {"post_ffw_norm", flags & MP_DECODER_OUTPUT_NORMS ? TINY_HIDDEN : 0},
+                     {"attn_q_norm", wide ? TINY_HIDDEN : head},
+                     {"attn_k_norm", wide ? kv : head}};
+        for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", l, norms[i].name);
+            if (norms[i].items > 0)
+                tiny_tensor(&file, name, MP_F32, 1, norms[i].items, 0.3f, 1);
         }
     }
     size_t rest = file.used;

@@ -11,8 +11,6 @@ Rows with number 0 plant no bug: they insert ``POINT`` where another thread may 
 point (sim_atomic.h).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

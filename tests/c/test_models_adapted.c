@@ -211,8 +211,7 @@ static double largest_difference(const float *a, const float *b) {
 MP_TEST_SECONDS(models_adapted_logits_are_those_of_merged_weights, 60) {
     static const mp_dtype types[] = {MP_F32};
     static float base[PROMPT * TINY_VOCAB], adapted[PROMPT * TINY_VOCAB], merged[PROMPT * TINY_VOCAB];
-    tiny_kind kinds[] = {{.arch = "llama"}, {.arch = "gemma3", .window = 9, .head_norms = true, .output_norms = true,
-                                             .scaled = true}};
+    tiny_kind kinds[] = {{.arch = "llama"}, {.arch = "gemma3", .window = 9, .scaled = true}};
     for (int k = 0; k < 2; k++) {
         tiny_model tiny;
         kinds[k].more = add_adapters;

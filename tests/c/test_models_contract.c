@@ -3,6 +3,7 @@
 #include "base/sanitize.h"
 #include "model_fixture.h"
 #include "recorded_fixture.h"
+#include "stores_fixture.h"
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
 
@@ -144,12 +145,15 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     }
 }
 
-static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int count, mp_compute compute, int most) {
+static void check_contract_of(const tiny_kind *kind, void (*recompose)(tiny_model *), const mp_dtype *types, int count,
+                              mp_compute compute, int most) {
     uint64_t expected[ITEMS], again[ITEMS];
     oracle known = {0};
     for (int threads = 1; threads <= most; threads++) {
         tiny_model tiny;
         tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, threads);
+        if (recompose)
+            recompose(&tiny);
         if (threads % 2)
             run_alone(&tiny, ITEMS, threads == 1 ? expected : again, &known);
         if (MP_SANITIZED && threads < most) { /* the schedules of more threads use the same memory */
@@ -169,15 +173,15 @@ static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int 
 }
 
 static void check_contract(const mp_dtype *types, int count, mp_compute compute) {
-    check_contract_of(&(tiny_kind){.arch = "llama"}, types, count, compute, MP_SANITIZED ? 2 : 4);
+    check_contract_of(&(tiny_kind){.arch = "llama"}, NULL, types, count, compute, MP_SANITIZED ? 2 : 4);
 }
 
 /* Check one kind of model with quantised weights and, unless in a sanitizer build, with float32. */
 static void check_kind(const tiny_kind *kind) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K}, floats[] = {MP_F32};
-    check_contract_of(kind, quantised, 3, MP_COMPUTE_AUTO, 2);
+    check_contract_of(kind, NULL, quantised, 3, MP_COMPUTE_AUTO, 2);
     if (!MP_SANITIZED)
-        check_contract_of(kind, floats, 1, MP_COMPUTE_F32, 2);
+        check_contract_of(kind, NULL, floats, 1, MP_COMPUTE_F32, 2);
 }
 
 /* Keys and values in bytes: plain heads, windows and sinks, softcaps, and latents (nine groups in a key). */
@@ -212,7 +216,7 @@ MP_TEST(models_bytes_unknown_type) {
 }
 
 MP_TEST_SECONDS(models_contract_bytes, 300) {
-    check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true, .more = keep_bytes});
+    check_kind(&(tiny_kind){.arch = "qwen3", .more = keep_bytes});
 }
 
 MP_TEST_SECONDS(models_contract_bytes_windows, 300) {
@@ -220,24 +224,23 @@ MP_TEST_SECONDS(models_contract_bytes_windows, 300) {
 }
 
 MP_TEST_SECONDS(models_contract_bytes_scaled, 300) {
-    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true,
-                            .more = keep_bytes});
+    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .scaled = true, .more = keep_bytes});
 }
 
 MP_TEST_SECONDS(models_contract_bytes_latents, 300) {
-    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6, .latents = true, .more = keep_bytes});
+    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6, .more = keep_bytes});
 }
 
 MP_TEST_SECONDS(models_contract_head_norms, 300) {
-    check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true});
+    check_kind(&(tiny_kind){.arch = "qwen3"});
 }
 
 MP_TEST_SECONDS(models_contract_scaled, 300) {
-    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true});
+    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .scaled = true});
 }
 
 MP_TEST_SECONDS(models_contract_experts, 300) {
-    check_kind(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6});
+    check_kind(&(tiny_kind){.arch = "qwen3moe", .experts = 6});
 }
 
 MP_TEST_SECONDS(models_contract_sinks, 300) {
@@ -245,8 +248,10 @@ MP_TEST_SECONDS(models_contract_sinks, 300) {
 }
 
 MP_TEST_SECONDS(models_contract_latents, 300) {
-    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6, .latents = true});
+    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6});
 }
+
+MP_TEST_SECONDS(models_contract_norms_of_outputs, 300) { check_kind(&(tiny_kind){.arch = "olmo2"}); }
 
 MP_TEST_SECONDS(models_contract_long_rope, 300) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
@@ -274,9 +279,9 @@ MP_TEST_SECONDS(models_bytes_are_close, 60) {
     enum { PROMPT = 100 };
     static const mp_dtype floats[] = {MP_F32};
     static float logits[2][PROMPT * TINY_VOCAB];
-    const tiny_kind kinds[] = {{.arch = "qwen3", .head_norms = true},
+    const tiny_kind kinds[] = {{.arch = "qwen3"},
                                {.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true},
-                               {.arch = "deepseek2", .experts = 6, .latents = true}};
+                               {.arch = "deepseek2", .experts = 6}};
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++)
         prompt[i] = i * 37 % TINY_VOCAB;
@@ -308,7 +313,7 @@ MP_TEST_SECONDS(models_bytes_are_close, 60) {
         }
         MP_CHECK(far > 0 && sqrt(far / size) < 0.05);
         /* 32 floats become 32 bytes, a scale and one multiplier */
-        MP_CHECK(bytes[1] * 4 * 32 == bytes[0] * (32 + 4 + 1) || kinds[k].latents);
+        MP_CHECK(bytes[1] * 4 * 32 == bytes[0] * (32 + 4 + 1) || strcmp(kinds[k].arch, "deepseek2") == 0);
     }
 }
 
@@ -331,6 +336,14 @@ MP_TEST_SECONDS(models_residual_scale_covers_biases, 60) {
 MP_TEST_SECONDS(models_contract_window_short, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 3}); }
 MP_TEST_SECONDS(models_contract_window, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 70}); }
 MP_TEST_SECONDS(models_contract_window_long, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 131}); }
+
+/* Attention with different heads, widths and windows, and with shared keys and values. */
+MP_TEST_SECONDS(models_contract_stores, 300) {
+    static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};
+    tiny_weights = "packed"; /* blocks share matrices: none may be packed later */
+    check_contract_of(&(tiny_kind){.arch = "llama"}, tiny_mix_stores, quantised, 3, MP_COMPUTE_AUTO, 2);
+    tiny_weights = NULL;
+}
 
 MP_TEST_SECONDS(models_contract_quantised, 120) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_1, MP_Q4_0, MP_Q5_0, MP_Q4_K, MP_Q6_K, MP_Q5_1, MP_Q5_K};
@@ -392,12 +405,12 @@ MP_TEST(models_contract_recorded) {
     } kinds[] = {
         {{.arch = "llama"}, {-143.7138, 32.3465}},
         {{.arch = "llama", .window = 9}, {-98.67845, 15.6966}},
-        {{.arch = "qwen3", .head_norms = true}, {150.4037, 26.69991}},
-        {{.arch = "gemma3", .window = 9, .head_norms = true, .output_norms = true, .scaled = true},
+        {{.arch = "qwen3"}, {150.4037, 26.69991}},
+        {{.arch = "gemma3", .window = 9, .scaled = true},
          {-93.18233, 19.35163}},
-        {{.arch = "qwen3moe", .head_norms = true, .experts = 6}, {101.2063, 31.46143}},
+        {{.arch = "qwen3moe", .experts = 6}, {101.2063, 31.46143}},
         {{.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true}, {-236.4597, 53.92242}},
-        {{.arch = "deepseek2", .experts = 6, .latents = true}, {163.4323, 28.08222}},
+        {{.arch = "deepseek2", .experts = 6}, {163.4323, 28.08222}},
         {{.arch = "phi3", .long_from = 180}, {-23.23154, 37.33223}},
         {{.arch = "phi3", .long_from = 20}, {25.80075, 34.44707}},
     };

@@ -56,8 +56,8 @@ MP_TEST(models_decoder_describes_itself_to_requests) {
 
 MP_TEST(models_decoder_layers_have_rotary_tables) {
     tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma3", .window = 9, .head_norms = true,
-                                                       .output_norms = true, .scaled = true}, floats, 1, 54, -1),
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma3", .window = 9, .scaled = true}, floats, 1, 54,
+                                          -1),
               MP_COMPUTE_F32, 1);
     const mp_decoder *model = (const mp_decoder *)tiny.model;
     MP_CHECK_INT(model->layers[0].sublayer[0].mixer[0]->attention.rope, 1);
@@ -261,7 +261,7 @@ MP_TEST(models_decoder_pads_small_heads) {
     tiny_model tiny;
     tiny_load(&tiny, spec, MP_COMPUTE_AUTO, 1);
     const mp_decoder *model = (const mp_decoder *)tiny.model;
-    MP_CHECK(model->value_dim == 8 && model->kv.v_dim == 16 && model->kv.dtype == MP_I16);
+    MP_CHECK(model->shapes[0].value_dim == 8 && model->stores[0].v_dim == 16 && model->kv.dtype == MP_I16);
     for (int i = 0; i < 2; i++) {
         tiny_job job;
         tiny_job_make(&tiny, &job, &args, 0);
@@ -358,8 +358,8 @@ MP_TEST(models_decoder_defaults) {
         {".rope.freq_base", "10000.0", "500.0"},
     };
     static const tiny_kind llama = {.arch = "llama"}, yarn = {.arch = "llama", .more = add_yarn},
-                           experts = {.arch = "qwen3moe", .head_norms = true, .experts = 6},
-                           latents = {.arch = "deepseek2", .experts = 6, .latents = true},
+                           experts = {.arch = "qwen3moe", .experts = 6},
+                           latents = {.arch = "deepseek2", .experts = 6},
                            rope = {.arch = "phi3", .long_from = 20};
     check_defaults(tiny_decoder_spec_as(&llama, floats, 1, 42, -1), hash_of_tokens, KEYS(all));
     check_defaults(tiny_decoder_spec_as(&experts, floats, 1, 42, -1), hash_of_tokens, KEYS(all));
@@ -374,9 +374,9 @@ MP_TEST(models_decoder_defaults) {
 MP_TEST(models_decoder_polls_recorded) {
     enum { COUNT = 5 };
     static const tiny_kind kinds[COUNT] = {{.arch = "llama"},
-                                           {.arch = "qwen3moe", .head_norms = true, .experts = 6},
+                                           {.arch = "qwen3moe", .experts = 6},
                                            {.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true},
-                                           {.arch = "deepseek2", .experts = 6, .latents = true},
+                                           {.arch = "deepseek2", .experts = 6},
                                            {.arch = "phi3", .long_from = 20}};
     static const uint64_t recorded[COUNT] = {2, 62, 53, 56, 2};
     uint64_t got[COUNT];

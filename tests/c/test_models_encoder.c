@@ -61,7 +61,8 @@ MP_TEST_SECONDS(models_encoder_layers_with_larger_mlps, 60) {
         tiny_model tiny;
         tiny_load(&tiny, make_mixed(orders[i]), MP_COMPUTE_BF16, 2);
         const mp_encoder *model = (const mp_encoder *)tiny.model;
-        const mp_mlp *packed = &model->layers[i].base.mlp, *mapped = &model->layers[1 - i].base.mlp;
+        const mp_mlp *packed = &model->layers[i].base.ffn.mlp,
+                     *mapped = &model->layers[1 - i].base.ffn.mlp;
         MP_CHECK(mp_mlp_scratch(packed, 64) < mp_mlp_scratch(mapped, 64));
         bytes[i] = mp_encoder_group_scratch(model, 64, 2, MP_EMBED_POOLED);
         MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, out[i]), MP_OUTCOME_DONE);

@@ -13,7 +13,7 @@
 
 enum { EXPERTS = 6, PROMPT = 40, ANSWER = 8 };
 static const mp_dtype types[] = {MP_Q8_0};
-static const tiny_kind moe = {.arch = "qwen3moe", .head_norms = true, .experts = EXPERTS};
+static const tiny_kind moe = {.arch = "qwen3moe", .experts = EXPERTS};
 
 static mp_model_facts facts_of(const tiny_model *tiny) {
     mp_model_facts facts;

@@ -360,7 +360,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     mp_file_map_init();
     for (int i = 0; i < 70; i++)
         prompt[i] = i * 7 % TINY_VOCAB;
-    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .experts = 6,
                                                        .rest = &rest}, types, 1, 77, -1), MP_COMPUTE_AUTO, 1);
     /* Use one thread: with more, TSan would report the fault handler's page mapping as a racing write. */
     snprintf(path, sizeof path, "%s/tiny-77.bin", mp_test_directory());
@@ -393,8 +393,8 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
 MP_TEST(models_experts_with_nan_in_the_router_fail_the_request) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const int32_t prompt[] = {3, 1, 4, 1, 5};
-    static const tiny_kind kinds[] = {{.arch = "qwen3moe", .head_norms = true, .experts = 6},
-                                      {.arch = "deepseek2", .experts = 6, .latents = true}};
+    static const tiny_kind kinds[] = {{.arch = "qwen3moe", .experts = 6},
+                                      {.arch = "deepseek2", .experts = 6}};
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         tiny_model tiny;
         tiny_job job;
@@ -428,7 +428,7 @@ MP_TEST(models_experts_of_a_changed_file_fail) {
     char path[512];
     tiny_model tiny;
     tiny_job job;
-    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .experts = 6,
                                                        .rest = &rest}, types, 1, 78, -1), MP_COMPUTE_AUTO, 1);
     snprintf(path, sizeof path, "%s/tiny-78.bin", mp_test_directory());
     mp_text_args args = {.n_prompt = 5, .prompt = prompt, .n_choices = 1,

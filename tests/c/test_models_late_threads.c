@@ -60,10 +60,11 @@ MP_TEST_SECONDS(models_late_threads_of_decoders, 60) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K}, floats[] = {MP_F32};
     static const tiny_kind kinds[] = {
         {.arch = "llama"},
-        {.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true},
-        {.arch = "qwen3moe", .head_norms = true, .experts = 6},
+        {.arch = "gemma3", .window = 80, .scaled = true},
+        {.arch = "qwen3moe", .experts = 6},
         {.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true},
-        {.arch = "deepseek2", .experts = 6, .latents = true},
+        {.arch = "deepseek2", .experts = 6},
+        {.arch = "olmo2"},
     };
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         check(&kinds[k], quantised, 3, MP_COMPUTE_AUTO);

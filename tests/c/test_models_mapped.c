@@ -251,7 +251,7 @@ static mp_spec *decoder_spec(void) {
 
 static mp_spec *experts_spec(void) {
     static const mp_dtype types[] = {MP_F32};
-    return tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6}, types, 1, 6, -1);
+    return tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .experts = 6}, types, 1, 6, -1);
 }
 
 /* Returns the packed bytes of the linear layers of a decoder, without routers and experts. */

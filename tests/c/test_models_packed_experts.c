@@ -16,7 +16,7 @@ static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K, MP_Q5_K, MP_Q6_K, MP_Q4_0};
 enum { TYPES = sizeof types / sizeof *types, JOBS = 4, ANSWER = 6, EXPERTS = 6, MUCH = 1000000 };
 
 static const tiny_kind kinds[] = {
-    {.arch = "qwen3moe", .head_norms = true, .experts = EXPERTS},
+    {.arch = "qwen3moe", .experts = EXPERTS},
     {.arch = "gpt_oss", .window = 80, .experts = EXPERTS, .biased = true},
 };
 

@@ -146,7 +146,7 @@ MP_TEST(models_pages_of_kept_experts_are_released) {
     tiny_job job;
     int32_t prompt[70];
     int checked = 0;
-    load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6}, quantised, 1,
+    load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .experts = 6}, quantised, 1,
                                      5, -1), MP_COMPUTE_AUTO, "1048576");
     for (int i = 0; i < 70; i++)
         prompt[i] = i * 7 % TINY_VOCAB;

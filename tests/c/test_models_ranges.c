@@ -9,8 +9,8 @@ static mp_spec *decoder(tiny_kind kind) {
 
 MP_TEST(models_ranges_of_decoders) {
     static const range common[] = {
-        {".attention.head_count", "an integer from 1 to 256"},
-        {".attention.head_count_kv", "an integer from 1 to 8"},
+        {".attention.head_count", "an integer from 1 to 256, or an array of 3"},
+        {".attention.head_count_kv", "an integer from 1 to 8, or an array of 3"},
         {".attention.key_length", "an integer from 1 to 1024 (a limit of mpool)"},
         {".attention.layer_norm_rms_epsilon", "a number from 1e-30 to 1"},
         {".attention.sliding_window", "an integer from 0 to 2147483647"},
@@ -65,7 +65,7 @@ MP_TEST(models_ranges_of_latent_attention) {
         {".rope.dimension_count", "an integer from 2 to 63"},
         {"mpool.expert_groups_used", "an integer from 1 to 2"},
     };
-    check_ranges(decoder((tiny_kind){.arch = "deepseek2", .experts = 4, .latents = true}), RANGES(latents));
+    check_ranges(decoder((tiny_kind){.arch = "deepseek2", .experts = 4}), RANGES(latents));
 }
 
 static mp_spec *scaled(const char *scaling) {
@@ -101,8 +101,7 @@ MP_TEST(models_ranges_of_ropes) {
     };
     check_ranges(scaled("yarn"), RANGES(yarn));
     check_ranges(scaled("llama3"), RANGES(llama3));
-    check_ranges(decoder((tiny_kind){.arch = "gemma3", .window = 9, .head_norms = true, .output_norms = true,
-                                     .scaled = true}), RANGES(ropes));
+    check_ranges(decoder((tiny_kind){.arch = "gemma3", .window = 9, .scaled = true}), RANGES(ropes));
 }
 
 MP_TEST(models_ranges_of_encoders) {

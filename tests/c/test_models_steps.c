@@ -394,7 +394,7 @@ static void add_input_biases(tiny_file *file) {
 
 MP_TEST(models_steps_refuse_biases_of_latents) {
     mp_error error;
-    const tiny_kind kind = {.arch = "deepseek2", .experts = 6, .latents = true, .more = add_input_biases};
+    const tiny_kind kind = {.arch = "deepseek2", .experts = 6, .more = add_input_biases};
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     MP_CHECK_STATUS(load_only(tiny_decoder_spec_as(&kind, types, 1, 98, -1), MP_COMPUTE_AUTO, &error), MP_UNSUPPORTED,

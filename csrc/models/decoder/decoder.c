@@ -13,8 +13,7 @@
 #include "models/decoder/pass.h"
 
 enum {
-    POLL_LAYERS = 4,
-    JOINED_MIN = 16 /* `least_joined` of the row context */
+    POLL_LAYERS = 4
 };
 
 /* ---- captures ---------------------------------------------------------------------------------------------------- */
@@ -146,8 +145,10 @@ static int run_sublayer(const mp_decoder_pass *pass, mp_decoder_view *view, cons
         mp_residual_add(&view->context, &mixer->out, mixed.rows, mixed.width, view->rows, NULL, &sum);
         mp_team_barrier(thread);
     }
-    for (int f = 0; f < sub->ffns; f++)
+    for (int f = 0; f < sub->ffns; f++) {
         sub->ffn[f]->ops->add(&view->context, sub->ffn[f], in, view->rows, sub->scale, pass->shared, view->own, &sum);
+        mp_team_barrier(thread);
+    }
     return first;
 }
 
@@ -250,7 +251,7 @@ static mp_decoder_view view_of(const mp_decoder_pass *pass, const mp_team_thread
                                          .panel_scratch = own + pass->own,
                                          .low_rank = pass->low_rank,
                                          .low_rank_width = pass->model->adapters.width,
-                                         .least_joined = pass->unpacked ? INT_MAX : JOINED_MIN,
+                                         .least_joined = pass->unpacked ? INT_MAX : MP_DECODER_JOINED,
                                          .lease = pass->lease},
                              .own_rows = (float *)base,
                              .own = own};

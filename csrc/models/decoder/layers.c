@@ -159,7 +159,7 @@ static mp_status read_norms(const mp_layer_reader *reader, mp_sublayer *sub, con
     const int32_t hidden = reader->model->hidden;
     const bool outputs = (reader->flags & MP_DECODER_OUTPUT_NORMS) != 0;
     sub->scale = reader->model->residual_scale;
-    MP_TRY(mp_reader_norm(reader, &sub->norm, norm, hidden, true, error));
+    MP_TRY(mp_reader_norm(reader, &sub->norm, norm, hidden, !(reader->flags & MP_DECODER_NO_INPUT_NORMS), error));
     MP_TRY(mp_reader_norm(reader, &sub->after, after, hidden, outputs, error));
     if (outputs && (sub->mixers + sub->ffns > 1 || (sub->ffns == 1 && sub->ffn[0]->ops == &mp_ffn_experts)))
         return mp_fail(error, MP_UNSUPPORTED, "layer %d has experts and a norm of their output, which mpool does not "

@@ -9,6 +9,8 @@ enum { MP_DECODER_LAYERS = 1024 };
 
 /* Reads sizes, heads, scales and the activation. */
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error);
+/* Sets the sizes of a layer's attention. Sets `padded_dim` and `qkv_width` of the shape. */
+void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape);
 /* Composes the layers (decoder/layer.h) and adds their tensors to the builder. */
 mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error);

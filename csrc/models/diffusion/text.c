@@ -51,12 +51,13 @@ mp_status mp_text_build(const mp_diffusion *model, int which, int index, const m
         int32_t N, K;
     } linears[] = {{names->q, &layer->qkv, width, e->hidden},     {names->k, &layer->qkv, width, e->hidden},
                    {names->v, &layer->qkv, width, e->hidden},     {names->out, &layer->out, e->hidden, width},
-                   {names->gate, &layer->mlp.up, e->ffn, e->hidden}, {names->up, &layer->mlp.up, e->ffn, e->hidden},
-                   {names->down, &layer->mlp.down, e->hidden, e->ffn}};
+                   {names->gate, &layer->ffn.mlp.up, e->ffn, e->hidden}, {names->up, &layer->ffn.mlp.up, e->ffn, e->hidden},
+                   {names->down, &layer->ffn.mlp.down, e->hidden, e->ffn}};
     char prefix[MP_BUILDER_NAME / 2], name[MP_BUILDER_NAME];
-    layer->mlp.ffn = e->ffn;
-    layer->mlp.gated = e->t5;
-    layer->mlp.act = e->act;
+    layer->ffn.ops = &mp_ffn_dense;
+    layer->ffn.mlp.ffn = e->ffn;
+    layer->ffn.mlp.gated = e->t5;
+    layer->ffn.mlp.act = e->act;
     snprintf(prefix, sizeof prefix, "%s.%s.%d", stage, names->layers, index);
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
         if (!linears[i].name)
@@ -74,6 +75,12 @@ static size_t text_floats(int64_t rows, int64_t n) { return (size_t)(rows * n) *
 
 static int32_t range_rows(int32_t T) { return T < MP_DIFF_ROWS ? T : MP_DIFF_ROWS; }
 
+static mp_block_needs needs_of(const mp_transformer_layer *layer, int32_t T) {
+    mp_block_needs needs = {0};
+    mp_transformer_needs(layer, range_rows(T), &needs);
+    return needs;
+}
+
 /* Lay out the layer's shared scratch from *at on. Afterwards *at points to the memory for prepared activations. */
 static mp_transformer_rows lay_out(const mp_diff_encoder *e, const mp_transformer_layer *layer, int32_t T, float *x,
                                    uint8_t **at) {
@@ -81,7 +88,7 @@ static mp_transformer_rows lay_out(const mp_diff_encoder *e, const mp_transforme
     mp_transformer_rows rows = {.M = T, .hidden = e->hidden, .x = x, .ld_mixed = mixed, .ld_qkv = 3 * (int64_t)width};
     rows.mixed = mp_scratch_take(at, text_floats(T, mixed));
     rows.qkv = mp_scratch_take(at, text_floats(T, 3 * (int64_t)width));
-    rows.inner = mp_scratch_take(at, mp_mlp_scratch(&layer->mlp, range_rows(T)));
+    rows.inner = mp_scratch_take(at, needs_of(layer, T).shared);
     return rows;
 }
 
@@ -93,7 +100,7 @@ size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_
                            mp_diff_linear_scratch(&block->as.text_end.projection, 1);
     uint8_t *const start = (uint8_t *)64, *at = start; /* any aligned address: only differences count */
     lay_out(e, &block->as.text, T, NULL, &at);
-    return (size_t)(at - start) + mp_arena_cost(mp_transformer_acts(&block->as.text, range_rows(T)));
+    return (size_t)(at - start) + mp_arena_cost(needs_of(&block->as.text, T).acts);
 }
 
 size_t mp_diff_text_own(const mp_diffusion *model, int which, int32_t T) {

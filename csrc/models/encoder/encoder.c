@@ -15,12 +15,11 @@ static int32_t encoder_wide(const mp_encoder *model) {
 }
 
 /* Layers differ: what a matrix needs depends on whether it is packed. */
-static size_t inner_bytes(const mp_encoder *model, int M) {
-    size_t most = mp_mlp_scratch(&model->latent.mlp, M);
+static mp_block_needs layer_needs(const mp_encoder *model, int M) {
+    mp_block_needs needs = {.shared = mp_arena_cost(mp_mlp_scratch(&model->latent.mlp, M))};
     for (int i = 0; i < model->layer_count; i++)
-        if (i == 0 || !model->layers[i].experts)
-            most = mp_larger(most, mp_mlp_scratch(&model->layers[i].base.mlp, M));
-    return most;
+        mp_transformer_needs(&model->layers[i].base, M, &needs);
+    return needs;
 }
 
 static int32_t mixed_width(const mp_encoder *model) {
@@ -53,11 +52,9 @@ static size_t adapter_scratch(const mp_encoder *model, int M) {
  * upper bound of both. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs) {
     size_t rows = (size_t)M * sizeof(float);
-    size_t acts = mp_larger(mp_transformer_acts(&model->layers[0].base, M), latent_acts(&model->latent, M));
+    const mp_block_needs needs = layer_needs(model, M);
+    size_t acts = mp_larger(needs.acts, latent_acts(&model->latent, M));
     acts = mp_larger(acts, mp_linear_scratch(&model->projection, M));
-    for (int i = 0; i < model->layer_count; i++)
-        if (model->layers[i].experts)
-            acts = mp_larger(acts, mp_experts_scratch(model->layers[i].experts, M));
     size_t sparse = 0;
     if (encoder_multiplies(model, outputs)) {
         acts = mp_larger(acts, mp_linear_scratch(&model->sparse_head.output, M));
@@ -66,7 +63,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, uns
                  mp_arena_cost((size_t)M * (size_t)threads * sizeof(int32_t));
     }
     return sparse + mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)encoder_wide(model)) +
-           mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
+           mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(needs.shared) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) +
            (model->flags & MP_ENCODER_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
            2 * mp_arena_cost((size_t)M * sizeof(mp_row_span)) + adapter_scratch(model, M) + acts;
@@ -83,9 +80,7 @@ size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned
         most = mp_larger(most, mp_heads_scratch(&model->row_head, &model->sparse_head) * sizeof(float));
     if (encoder_multiplies(model, outputs))
         most = mp_larger(most, mp_linear_tile(M) * sizeof(float));
-    for (int i = 0; i < model->layer_count; i++)
-        if (model->layers[i].experts)
-            most = mp_larger(most, mp_experts_thread_scratch(model->layers[i].experts));
+    most = mp_larger(most, layer_needs(model, 1).own);
     return panel_scratch(model) + mp_arena_cost(mp_larger(most, (size_t)model->embedding.n * sizeof(float)));
 }
 
@@ -98,15 +93,13 @@ typedef struct pass {
     int count;
     mp_row_span *wanted; /* [count] the rows of each text that are read after the last layer; NULL: all rows */
     int64_t row0, row1;  /* the thread's rows, where rows are split */
-    mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has at least `encoder_wide`
-                               * columns */
+    mp_transformer_rows rows; /* `qkv` has at least `encoder_wide` columns */
     float *angles[2];         /* [longest text, dim] of each rope */
     float *input;             /* [M, hidden] copy of the layer's input, for MP_ENCODER_INPUT_TWICE */
     float *transformed;       /* [rows of all texts with a sparse vector, chain.out of the sparse head] */
     mp_sparse_pass sparse;    /* the texts with a sparse vector, if the head has a product */
     int sparse_rows;          /* rows of these texts */
     void *thread_scratch;
-    mp_lease *lease; /* reports progress of layers and experts */
 } pass;
 
 /* Compute the hidden states before the first layer, and the rotary tables. Ends with a barrier. */
@@ -203,46 +196,25 @@ static void rotate_and_attend(pass *p, const mp_encoder_layer *whole) {
     mp_team_split(p->context.thread, p->rows.M, 1, &p->row0, &p->row1);
 }
 
-static void add_attended(const pass *p, const mp_transformer_layer *layer) {
-    const mp_residual sum = mp_transformer_residual(&p->rows, &layer->attention_after, NULL);
-    mp_residual_add(&p->context, &layer->out, p->rows.mixed, p->rows.ld_mixed, p->rows.M, NULL, &sum);
-    mp_row_meet(&p->context);
-}
-
-/* Experts add to the residual stream, so they must not read their input from it: they read a copy of the rows. */
-static void add_experts(const pass *p, const mp_encoder_layer *layer, const float *x) {
-    const int64_t n = p->model->hidden;
-    float *const sum = p->rows.x, *const mixed = p->rows.mixed;
-    if (x == sum)
-        memcpy(mixed + p->row0 * n, x + p->row0 * n, (size_t)((p->row1 - p->row0) * n) * sizeof(float));
-    mp_row_meet(&p->context);
-    mp_experts_forward(layer->experts, p->context.thread, mixed, p->rows.M, 1, p->context.acts, p->thread_scratch,
-                       p->lease, sum);
-    mp_row_meet(&p->context);
-}
-
 /* Post-norm: norms follow the residual additions, so each sublayer reads the residual stream directly. */
 static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
+    static const mp_norm none = {0};
     const mp_transformer_rows *rows = &p->rows;
     const int64_t n = p->model->hidden;
-    const mp_residual sum = mp_transformer_residual(rows, NULL, NULL);
     if (p->input)
         memcpy(p->input + p->row0 * n, rows->x + p->row0 * n, (size_t)((p->row1 - p->row0) * n) * sizeof(float));
     mp_transformer_project(&p->context, &layer->base, rows->x, rows);
     rotate_and_attend(p, layer);
-    add_attended(p, &layer->base);
+    mp_transformer_add_mixed(&p->context, &layer->base, rows);
+    mp_row_meet(&p->context);
     norm_sum(p, &layer->base.attention_norm);
     if (p->input) {
         p->call->add(p->input + p->row0 * n, (p->row1 - p->row0) * n, rows->x + p->row0 * n);
         norm_sum(p, &layer->input_norm);
     }
     mp_row_meet(&p->context);
-    if (layer->experts) {
-        add_experts(p, layer, rows->x);
-    } else {
-        mp_mlp_forward(&p->context, &layer->base.mlp, rows->x, n, rows->M, rows->inner, &sum);
-        mp_row_meet(&p->context);
-    }
+    mp_transformer_feed(&p->context, &layer->base, &none, rows);
+    mp_row_meet(&p->context);
     norm_sum(p, &layer->base.ffn_norm);
     mp_row_meet(&p->context);
 }
@@ -252,11 +224,6 @@ static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
 static void layer_pre_norm(pass *p, const mp_encoder_layer *layer) {
     mp_transformer_before(&p->context, &layer->base, &p->rows);
     rotate_and_attend(p, layer);
-    if (layer->experts) {
-        add_attended(p, &layer->base);
-        add_experts(p, layer, mp_transformer_normed(&p->context, &layer->base.ffn_norm, &p->rows));
-        return;
-    }
     mp_transformer_after(&p->context, &layer->base, &p->rows);
     mp_row_meet(&p->context);
 }
@@ -435,7 +402,8 @@ static pass encoder_begin(const mp_encoder *model, const mp_team_thread *thread,
     p.rows.x = mp_scratch_take(&at, rows * (size_t)model->hidden);
     p.rows.qkv = mp_scratch_take(&at, rows * (size_t)encoder_wide(model));
     p.rows.mixed = mp_scratch_take(&at, rows * (size_t)mixed_width(model));
-    p.rows.inner = mp_scratch_take(&at, inner_bytes(model, M));
+    p.rows.inner = mp_scratch_take(&at, layer_needs(model, M).shared);
+    p.rows.own = thread_scratch;
     for (int i = 0; i < 2; i++)
         p.angles[i] = mp_scratch_take(&at, rows * (size_t)model->rope[i].dim);
     if (model->flags & MP_ENCODER_INPUT_TWICE)
@@ -480,7 +448,7 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
     pass p = encoder_begin(model, thread, texts, count, M, group_scratch,
                            (uint8_t *)thread_scratch + panel_scratch(model));
     p.context.panel_scratch = thread_scratch;
-    p.lease = lease;
+    p.context.lease = lease; /* reports progress of experts */
     embed(&p, longest);
 
     const bool post_norm = model->flags & MP_ENCODER_POST_NORM;

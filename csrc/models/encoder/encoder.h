@@ -9,14 +9,12 @@
 #include "models/encoder/latent_attention.h"
 #include "models/nn/adapter.h"
 #include "models/nn/embedding.h"
-#include "models/nn/experts.h"
 #include "models/nn/pooling.h"
 #include "models/nn/transformer.h"
 
 typedef struct mp_encoder_layer {
     mp_transformer_layer base; /* MP_ENCODER_POST_NORM: norms follow the residual additions. q_norm, k_norm: [head_dim];
                                 * with MP_ENCODER_QUERY_NORMS, one norm over all heads */
-    mp_experts *experts;       /* used instead of base.mlp, or NULL */
     mp_norm input_norm;        /* MP_ENCODER_INPUT_TWICE: [hidden] norm of the sum of the attention sublayer's result
                                 * and the layer's input */
     mp_relative_layer relative; /* MP_ENCODER_DISENTANGLED */

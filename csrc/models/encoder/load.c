@@ -21,10 +21,7 @@ static void encoder_destroy(mp_model *base) {
     mp_rope_deinit(&model->rope[0]);
     mp_rope_deinit(&model->rope[1]);
     for (int i = 0; model->layers && i < model->layer_count; i++)
-        if (model->layers[i].experts) {
-            mp_experts_deinit(model->layers[i].experts);
-            mp_free(model->layers[i].experts);
-        }
+        mp_ffn_deinit(&model->layers[i].base.ffn);
     mp_free(model->layers);
     mp_adapters_deinit(&model->adapters);
     mp_free(model->order);
@@ -223,12 +220,11 @@ static mp_status read_embeddings(mp_encoder *model, const mp_builder *builder, m
                      : read_norm(model, builder, &model->output_norm, "output_norm", model->hidden, true, error);
 }
 
-static mp_status read_linears(mp_encoder *model, const mp_builder *builder, mp_encoder_layer *whole, int index,
+static mp_status read_linears(mp_encoder *model, const mp_builder *builder, mp_transformer_layer *layer, int index,
                               mp_error *error) {
-    mp_transformer_layer *layer = &whole->base;
-    mp_mlp *mlp = &layer->mlp;
+    mp_mlp *mlp = &layer->ffn.mlp;
     const int32_t hidden = model->hidden, ffn = model->ffn, q = model->q_width, kv = model->kv_width;
-    const bool gated = model->flags & MP_ENCODER_GATED;
+    const bool gated = model->flags & MP_ENCODER_GATED, dense = layer->ffn.ops == &mp_ffn_dense;
     const struct {
         const char *name;
         mp_linear *linear;
@@ -237,9 +233,9 @@ static mp_status read_linears(mp_encoder *model, const mp_builder *builder, mp_e
                    {"attn_k", &layer->qkv, kv, hidden},
                    {"attn_v", &layer->qkv, kv, hidden},
                    {"attn_output", &layer->out, hidden, q},
-                   {"ffn_gate", &mlp->up, gated && !whole->experts ? ffn : 0, hidden},
-                   {"ffn_up", &mlp->up, whole->experts ? 0 : ffn, hidden},
-                   {"ffn_down", &mlp->down, whole->experts ? 0 : hidden, ffn}};
+                   {"ffn_gate", &mlp->up, gated && dense ? ffn : 0, hidden},
+                   {"ffn_up", &mlp->up, dense ? ffn : 0, hidden},
+                   {"ffn_down", &mlp->down, dense ? hidden : 0, ffn}};
     char name[64], bias[64];
     mlp->ffn = ffn;
     mlp->gated = gated;
@@ -259,15 +255,17 @@ static mp_status read_linears(mp_encoder *model, const mp_builder *builder, mp_e
     return MP_OK;
 }
 
-/* Read the experts that replace a layer's MLP, if it has any: they have no gates, and one bias for all experts
- * together. */
-static mp_status read_layer_experts(mp_encoder *model, const mp_builder *builder, mp_encoder_layer *layer, int index,
-                                    mp_error *error) {
+/* Choose the kind of a layer's feed-forward network, and read its experts, if it has any: they have no gates, and one
+ * bias for all experts together. */
+static mp_status read_ffn(mp_encoder *model, const mp_builder *builder, mp_ffn *ffn, int index, mp_error *error) {
     char bias[64];
-    if (model->experts == 0 || index % model->experts_every != 1)
+    const bool has_experts = model->experts > 0 && index % model->experts_every == 1;
+    ffn->ops = has_experts ? &mp_ffn_experts : &mp_ffn_dense;
+    if (!has_experts)
         return MP_OK;
-    if (!(layer->experts = mp_alloc_zeroed(sizeof *layer->experts, MP_TAG_WEIGHTS)))
-        return mp_fail_memory(error, sizeof *layer->experts, "a layer's experts");
+    if (model->flags & MP_ENCODER_OUTPUT_NORMS)
+        return mp_fail(error, MP_UNSUPPORTED, "layer %d has experts and a norm of their output, which mpool does not "
+                       "support together", index);
     snprintf(bias, sizeof bias, "blk.%d.ffn_exps.bias", index);
     const mp_experts_shape shape = {
         .layer = index,
@@ -280,7 +278,7 @@ static mp_status read_layer_experts(mp_encoder *model, const mp_builder *builder
         .output_bias = mp_weights_has(model->weights, bias),
         .act = model->act,
     };
-    return mp_experts_init(layer->experts, &shape, builder, error);
+    return mp_experts_init(&ffn->experts, &shape, builder, error);
 }
 
 static mp_status read_layer(mp_encoder *model, const mp_builder *builder, int index, mp_error *error) {
@@ -307,8 +305,8 @@ static mp_status read_layer(mp_encoder *model, const mp_builder *builder, int in
                  {"attn_norm_2", &whole->input_norm, model->hidden, flags & MP_ENCODER_INPUT_TWICE, true},
                  {"post_attention_norm", &layer->attention_after, model->hidden, outputs, true},
                  {"post_ffw_norm", &layer->ffn_after, model->hidden, outputs, true}};
-    MP_TRY(read_layer_experts(model, builder, whole, index, error));
-    MP_TRY(read_linears(model, builder, whole, index, error));
+    MP_TRY(read_ffn(model, builder, &layer->ffn, index, error));
+    MP_TRY(read_linears(model, builder, layer, index, error));
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         char name[64];
         snprintf(name, sizeof name, "blk.%d.%s", index, norms[i].name);
@@ -411,8 +409,8 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(mp_sparse_head_init(&model->sparse_head, &builder, model->hidden, model->vocab, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     for (int i = 0; i < model->layer_count && model->store.keeps_experts && builder.use == MP_WEIGHTS_PACKED; i++)
-        if (model->layers[i].experts) {
-            mp_experts_pack(model->layers[i].experts, args->lease, args->budget);
+        if (model->layers[i].base.ffn.ops == &mp_ffn_experts) {
+            mp_experts_pack(&model->layers[i].base.ffn.experts, args->lease, args->budget);
             mp_progress_part(args->progress, "packing", (uint64_t)i + 1, (uint64_t)model->layer_count);
         }
     MP_TRY_GOTO(mp_weights_check_poisoned(model->weights, error));

@@ -236,9 +236,11 @@ static mp_status read_layer(mp_vit *model, const mp_builder *builder, int index,
                                     {"attn_k", &layer->qkv, hidden, hidden},
                                     {"attn_v", &layer->qkv, hidden, hidden},
                                     {"attn_out", &layer->out, hidden, hidden},
-                                    {"ffn_down", &layer->mlp.down, hidden, ffn}};
-    const named_linear up[] = {{"ffn_gate", &layer->mlp.up, ffn, hidden}, {"ffn_up", &layer->mlp.up, ffn, hidden}};
-    describe_mlp(model, model->gated, &layer->mlp);
+                                    {"ffn_down", &layer->ffn.mlp.down, hidden, ffn}};
+    const named_linear up[] = {{"ffn_gate", &layer->ffn.mlp.up, ffn, hidden},
+                               {"ffn_up", &layer->ffn.mlp.up, ffn, hidden}};
+    layer->ffn.ops = &mp_ffn_dense;
+    describe_mlp(model, model->gated, &layer->ffn.mlp);
     MP_TRY(add_linears(builder, index, linears, COUNT(linears), error));
     MP_TRY(add_linears(builder, index, model->gated ? up : up + 1, model->gated ? 2 : 1, error));
     MP_TRY(add_norm(model, builder, index, "ln1", &layer->attention_norm, error));
@@ -348,7 +350,7 @@ uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute co
     /* FIXED: recent vectors; lists. The scratch of further threads is small in comparison. */
     enum { FIXED = (1 << 20) + (1 << 16), THREADS = 2 };
     mp_vit model = {.compute = mp_resolve_compute(compute), .grain = MP_VIT_GRAIN, .most_ops = MAX_OPS};
-    mp_vit_layer layer = {0};
+    mp_vit_layer layer = {.base.ffn.ops = &mp_ffn_dense};
     mp_error error;
     atomic_init(&model.mega_ns, FIRST_MEGA_NS);
     if (read_hyper(&model, spec, flags, &error) != MP_OK)

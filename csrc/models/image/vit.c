@@ -21,7 +21,7 @@ typedef struct work { /* one thread's view of a pass */
     float *x;     /* [M, hidden] the residual stream */
     float *mixed; /* [M, hidden] in turn: patches, normed rows, outputs of attention */
     float *wide;  /* [M, 3 hidden] in turn: queries, keys and values; outputs to be scaled before they are added */
-    float *inner; /* scratch of the part: mp_mlp_scratch; unfolded patches */
+    float *inner; /* scratch of the part: feed-forward network; unfolded patches */
     mp_row_span *wanted; /* [count] the rows of each image that the last layer computes */
     int64_t kept;        /* the number of these rows */
     mp_row_context context;
@@ -56,7 +56,9 @@ size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
     const mp_linear *const linears[] = {&model->patches, &pool->q,      &pool->kv,
                                         &pool->out,      &pool->mlp.up, &pool->mlp.down};
     part_rows = part_rows > count ? part_rows : count; /* pooling has one row per image */
-    size_t acts = mp_transformer_acts(&model->layers[0].base, part_rows);
+    mp_block_needs needs = {0};
+    mp_transformer_needs(&model->layers[0].base, part_rows, &needs);
+    size_t acts = needs.acts;
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
         if (linears[i]->parts)
             acts = mp_larger(acts, mp_linear_scratch(linears[i], part_rows));

@@ -8,6 +8,7 @@
 
 /* Bytes of scratch. Blocks run one after another and keep nothing in it, so each raises the maxima. */
 typedef struct mp_block_needs {
+    int least_joined; /* in: that of the row contexts */
     size_t acts;     /* shared: prepared activations of all rows */
     size_t own_acts; /* per thread: prepared activations of MP_PRIVATE_ROWS rows */
     size_t shared;   /* shared by the threads */

@@ -8,7 +8,8 @@ static void dense_needs(const mp_ffn *ffn, int M, mp_block_needs *needs) {
     const mp_mlp *mlp = &ffn->mlp;
     mp_needs_linear(needs, &mlp->up, M);
     mp_needs_linear(needs, &mlp->down, M);
-    mp_needs_scratch(needs, mp_arena_cost(mp_mlp_most_scratch(mlp, M)), mp_arena_cost(mp_mlp_own_scratch(mlp)));
+    const size_t shared = needs->least_joined > 0 ? mp_mlp_most_scratch(mlp, M) : mp_mlp_scratch(mlp, M);
+    mp_needs_scratch(needs, mp_arena_cost(shared), mp_arena_cost(mp_mlp_own_scratch(mlp)));
 }
 
 static void dense_cost(const mp_ffn *ffn, mp_block_cost *cost) {
@@ -19,10 +20,10 @@ static void dense_cost(const mp_ffn *ffn, mp_block_cost *cost) {
 
 static bool dense_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
                       void *shared, void *own, const mp_residual *sum) {
-    return mp_mlp_add(context, &ffn->mlp, in, sum->n, M, scale, shared, own, sum) && mp_row_meet(context);
+    return mp_mlp_add(context, &ffn->mlp, in, sum->n, M, scale, shared, own, sum);
 }
 
-const mp_ffn_ops mp_ffn_dense = {dense_needs, dense_cost, dense_add};
+const mp_ffn_ops mp_ffn_dense = {dense_needs, dense_cost, dense_add, false};
 
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
@@ -46,9 +47,9 @@ static bool experts_add(const mp_row_context *context, const mp_ffn *ffn, const 
                         void *shared, void *own, const mp_residual *sum) {
     assert(!sum->scale && !(sum->after && sum->after->weight));
     mp_experts_forward(&ffn->experts, context->thread, in, M, scale, shared, own, context->lease, sum->x);
-    return mp_row_meet(context);
+    return true;
 }
 
-const mp_ffn_ops mp_ffn_experts = {experts_needs, experts_cost, experts_add};
+const mp_ffn_ops mp_ffn_experts = {experts_needs, experts_cost, experts_add, true};
 
 void mp_ffn_deinit(mp_ffn *ffn) { mp_experts_deinit(&ffn->experts); }

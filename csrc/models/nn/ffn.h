@@ -9,19 +9,20 @@
 typedef struct mp_ffn mp_ffn;
 
 typedef struct mp_ffn_ops {
-    /* For passes of up to M rows. */
+    /* For passes of up to M rows. needs->least_joined is set. */
     void (*needs)(const mp_ffn *ffn, int M, mp_block_needs *needs);
     void (*cost)(const mp_ffn *ffn, mp_block_cost *cost);
-    /* sum += scale * ffn(in [M, sum->n]). in must be complete, and must not be the sum. shared, own: scratch of
-     * `needs`. Ends with a barrier. Returns false if the step is over. */
+    /* sum += scale * ffn(in [M, sum->n]). in must be complete. shared, own: scratch of `needs`; plain and gated
+     * networks also take NULL for own. Ends WITHOUT a barrier. Returns false if the step is over. */
     bool (*add)(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale, void *shared,
                 void *own, const mp_residual *sum);
+    bool separate; /* `in` must not be the sum, and the sum has neither a norm nor a scale of the output */
 } mp_ffn_ops;
 
 struct mp_ffn {
     const mp_ffn_ops *ops;
     mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set */
-    mp_experts experts; /* mp_ffn_experts, which does not norm its output */
+    mp_experts experts; /* mp_ffn_experts */
 };
 
 extern const mp_ffn_ops mp_ffn_dense;   /* plain or gated */

@@ -2,14 +2,10 @@
 
 #include <string.h>
 
-size_t mp_transformer_acts(const mp_transformer_layer *layer, int M) {
-    const mp_linear *const linears[] = {&layer->qkv, &layer->out, &layer->mlp.up, &layer->mlp.down};
-    size_t most = 0;
-    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
-        const size_t need = mp_linear_scratch(linears[i], M);
-        most = need > most ? need : most;
-    }
-    return most;
+void mp_transformer_needs(const mp_transformer_layer *layer, int M, mp_block_needs *needs) {
+    mp_needs_linear(needs, &layer->qkv, M);
+    mp_needs_linear(needs, &layer->out, M);
+    layer->ffn.ops->needs(&layer->ffn, M, needs);
 }
 
 const float *mp_transformer_normed(const mp_row_context *context, const mp_norm *norm,
@@ -121,15 +117,34 @@ void mp_transformer_attend(const mp_row_context *context, const mp_transformer_l
     mp_attention_forward(context, attention, &heads, layer->window, each, scratch);
 }
 
+bool mp_transformer_add_mixed(const mp_row_context *context, const mp_transformer_layer *layer,
+                              const mp_transformer_rows *rows) {
+    const mp_residual sum = mp_transformer_residual(rows, &layer->attention_after, layer->attention_scale);
+    return mp_residual_add(context, &layer->out, rows->mixed, rows->ld_mixed, rows->M, NULL, &sum);
+}
+
+/* Returns a copy of the residual sums, in `mixed`, after a barrier; NULL if the step is over. */
+static const float *copy_rows(const mp_row_context *context, const mp_transformer_rows *rows) {
+    int64_t row0, row1;
+    mp_team_split(context->thread, rows->M, 1, &row0, &row1);
+    memcpy(rows->mixed + row0 * rows->hidden, rows->x + row0 * rows->hidden,
+           (size_t)((row1 - row0) * rows->hidden) * sizeof *rows->x);
+    return mp_row_meet(context) ? rows->mixed : NULL;
+}
+
+bool mp_transformer_feed(const mp_row_context *context, const mp_transformer_layer *layer, const mp_norm *norm,
+                         const mp_transformer_rows *rows) {
+    const mp_ffn *ffn = &layer->ffn;
+    const mp_residual sum = mp_transformer_residual(rows, &layer->ffn_after, layer->ffn_scale);
+    const float *in = !norm->weight && ffn->ops->separate ? copy_rows(context, rows)
+                                                          : mp_transformer_normed(context, norm, rows);
+    return in && ffn->ops->add(context, ffn, in, rows->M, 1, rows->inner, rows->own, &sum);
+}
+
 bool mp_transformer_after(const mp_row_context *context, const mp_transformer_layer *layer,
                           const mp_transformer_rows *rows) {
-    mp_residual sum = mp_transformer_residual(rows, &layer->attention_after, layer->attention_scale);
-    if (!mp_residual_add(context, &layer->out, rows->mixed, rows->ld_mixed, rows->M, NULL, &sum) ||
-        !mp_row_meet(context))
-        return false;
-    sum = mp_transformer_residual(rows, &layer->ffn_after, layer->ffn_scale);
-    const float *in = mp_transformer_normed(context, &layer->ffn_norm, rows);
-    return in && mp_mlp_forward(context, &layer->mlp, in, rows->hidden, rows->M, rows->inner, &sum);
+    return mp_transformer_add_mixed(context, layer, rows) && mp_row_meet(context) &&
+           mp_transformer_feed(context, layer, &layer->ffn_norm, rows);
 }
 
 /* Returns at most `most` of the rows, from row0 on. */

@@ -5,11 +5,11 @@
 #define MP_MODELS_NN_TRANSFORMER_H
 
 #include "models/nn/attention.h"
-#include "models/nn/mlp.h"
+#include "models/nn/ffn.h"
 
 typedef struct mp_transformer_layer {
     mp_linear qkv, out;               /* queries, keys and values side by side; the output projection of attention */
-    mp_mlp mlp;
+    mp_ffn ffn;
     mp_norm attention_norm, ffn_norm;   /* [hidden] norm of each sublayer's input; skipped if it has no weight */
     mp_norm attention_after, ffn_after; /* [hidden] norm of each sublayer's output */
     float *attention_scale, *ffn_scale; /* [hidden] factor per component of each sublayer's output, or NULL */
@@ -26,11 +26,12 @@ typedef struct mp_transformer_rows { /* a range of M rows; the threads share all
     int64_t ld_mixed; /* >= hidden for mp_transformer_forward */
     float *qkv; /* [M, ld_qkv]; also [M, hidden], the output of a sublayer that is normed or scaled */
     int64_t ld_qkv;
-    void *inner; /* mp_mlp_scratch bytes */
+    void *inner;  /* shared scratch of `ffn` */
+    void *own;    /* scratch of the thread for `ffn`, or NULL if it is plain or gated */
 } mp_transformer_rows;
 
-/* Returns the largest mp_linear_scratch of the layer's products. */
-size_t mp_transformer_acts(const mp_transformer_layer *layer, int M);
+/* Raises the scratch to what the layer needs for M rows, without its attention. */
+void mp_transformer_needs(const mp_transformer_layer *layer, int M, mp_block_needs *needs);
 
 /* Returns the input rows of a sublayer: normed in `mixed`, after a barrier, or x itself if there is no norm. Returns
  * NULL if the step is over. */
@@ -69,6 +70,12 @@ void mp_transformer_attend(const mp_row_context *context, const mp_transformer_l
                            void *scratch); /* computes mixed from qkv, for all rows of the context's sequences */
 bool mp_transformer_after(const mp_row_context *context, const mp_transformer_layer *layer,
                           const mp_transformer_rows *rows); /* updates x from mixed */
+/* The two halves of the last part, for layers that do more between them. Each ends WITHOUT a barrier. norm: of the
+ * input of the feed-forward network, skipped if it has no weight. */
+bool mp_transformer_add_mixed(const mp_row_context *context, const mp_transformer_layer *layer,
+                              const mp_transformer_rows *rows);
+bool mp_transformer_feed(const mp_row_context *context, const mp_transformer_layer *layer, const mp_norm *norm,
+                         const mp_transformer_rows *rows);
 /* Runs all three parts over all rows, the first and the last in ranges of at most `most` rows. The context must have no
  * wanted rows. `inner` and the context's `acts` are sized for `most`. each, scratch: as in mp_attention_forward. Ends
  * with a barrier. Returns false if the step is over. */

@@ -97,7 +97,7 @@ def _read(config: Fields, row: Architecture) -> Config:
                             "ep_size": (None, 1)})
     if not is_v3 and config.bool("norm_topk_prob", False):
         unsupported(config, "norm_topk_prob", "false in DeepSeek-V2 models")
-    return finish(config, kv, used | {
+    return finish(config, row, kv, used | {
         "num_key_value_heads", "rms_norm_eps", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank",
         "q_lora_rank", "rope_theta", "rope_scaling", "rope_parameters", "rope_interleave", "hidden_act",
         "n_routed_experts", "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
+from .gemma import DEFAULTS
 from .llama import decoder, finish, read_common, read_rope, read_window, windowed_layers
 from .reading import MAX_WIDTH, activation, check_neutral, plain_rope, sizes, unsupported
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
@@ -136,8 +137,9 @@ def read_gemma(config: Fields, row: Architecture) -> Config:
     kv["mpool.attention_scale"] = 1 / math.sqrt(config.number("query_pre_attn_scalar", 256.0, above=0.0))
     kv["mpool.embedding_scale"] = math.sqrt(cast(int, kv[f"{a}.embedding_length"]))
     kv["mpool.norm_offset"] = 1.0
-    return finish(config, kv, used | {"query_pre_attn_scalar", "sliding_window_pattern", "_sliding_window_pattern",
-                                      "rope_local_base_freq", "hidden_act", "use_bidirectional_attention"}, tied=True)
+    return finish(config, row, kv, used | {
+        "query_pre_attn_scalar", "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq",
+        "hidden_act", "use_bidirectional_attention"}, tied=True)
 
 
 def complete_gemma(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -214,7 +216,7 @@ ROWS = (
     Architecture(**{**_COMMON, "name": "gemma_embedding", "model_types": ("gemma3_text",), "gguf": ("gemma-embedding",),
                     "classes": ("Gemma3TextModel", "Gemma3ForCausalLM"), "tensors": _GEMMA, "read": read_gemma,
                     "activation": "gelu_tanh", "complete": complete_gemma, "remote": False,
-                    "handled": frozenset()}),
+                    "handled": frozenset(), "defaults": DEFAULTS}),
     Architecture(**{**_COMMON, "name": "nv_embed", "model_types": ("nvembed",), "gguf": (), "tensors": _NV_EMBED,
                     "classes": ("NVEmbedModel",), "prefixes": ("embedding_model.",), "read": read_nv_embed}),
 )

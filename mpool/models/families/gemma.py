@@ -66,9 +66,9 @@ def _read(config: Fields, row: Architecture) -> Config:
             kv[f"mpool.{ours}"] = config.number(key, default, above=0.0)
     kv["mpool.norm_offset"] = 1.0
     _common(kv, row.name)
-    return finish(config, kv, used | {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
-                                      "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq",
-                                      "hidden_act"}, tied=True, biases=ATTENTION_BIAS)
+    return finish(config, row, kv, used | {
+        "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_pattern",
+        "_sliding_window_pattern", "rope_local_base_freq", "hidden_act"}, tied=True)
 
 
 def _text_config(config: Fields) -> Fields:
@@ -98,12 +98,15 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 _HANDLED = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+#: Defaults of both versions.
+DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256}
 
 ROWS = (
     decoder_row("gemma2", ("Gemma2ForCausalLM",), _tensors(False), read=_read, complete=_complete, handled=_HANDLED,
-                activation="gelu_tanh"),
+                activation="gelu_tanh", biases=ATTENTION_BIAS, defaults=DEFAULTS),
     decoder_row("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _tensors(True), read=_read,
                 complete=_complete, handled=_HANDLED, activation="gelu_tanh", model_types=("gemma3_text", "gemma3"),
+                biases=ATTENTION_BIAS, defaults=DEFAULTS,
                 prefixes=("language_model.model.", "model.language_model.", "model."),
                 ignored=(*IGNORED, r"(model\.)?(vision_tower|multi_modal_projector)\..*")),
 )

@@ -76,7 +76,7 @@ def _read(config: Fields, row: Architecture) -> Config:
         for name, size in (("hidden_size", hidden), ("intermediate_size", width)):
             if size % _ITEMS:
                 config.fail(name, size, f"a multiple of {_ITEMS}, the size of an MXFP4 block")
-    found = finish(config, kv, used | {
+    found = finish(config, row, kv, used | {
         "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "swiglu_limit", "swiglu_alpha",
         "attention_bias", "output_router_logits", "router_aux_loss_coef", "quantization_config",
         "initial_context_length"})
@@ -99,5 +99,6 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 ROWS = (
     decoder_row("gpt_oss", ("GptOssForCausalLM",), _TENSORS, read=_read, complete=_complete,
                 model_types=("gpt_oss",), gguf=("gpt-oss",),
+                defaults={"num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5},
                 handled=frozenset({"expert_count", "expert_used_count"})),
 )

@@ -20,14 +20,14 @@ _FUSED = (*(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf or "ffn
 _DENSE = {"num_local_experts": 0, "position_embedding_type": "rope"}
 
 
-def _read(config: Fields, row: Architecture, biases: tuple[str, ...] = BIASES) -> Config:
+def _read(config: Fields, row: Architecture) -> Config:
     kv, used = read_common(config, row)
     kv["mpool.embedding_scale"] = config.number("embedding_multiplier", 1.0, above=0.0)
     kv["mpool.residual_scale"] = config.number("residual_multiplier", 1.0, above=0.0)
     kv["mpool.attention_scale"] = config.number("attention_multiplier", 1.0, above=0.0)
     kv["mpool.output_scale"] = 1.0 / config.number("logits_scaling", 1.0, above=0.0)
-    return finish(config, kv, used | {"embedding_multiplier", "residual_multiplier", "attention_multiplier",
-                                      "logits_scaling"}, biases=biases)
+    return finish(config, row, kv, used | {"embedding_multiplier", "residual_multiplier", "attention_multiplier",
+                                           "logits_scaling"})
 
 
 def _read_hybrid(config: Fields, row: Architecture) -> Config:
@@ -39,7 +39,7 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
             unsupported(config, key, value)
     values = {name: value for name, value in config.values.items() if name not in ("layer_types", *_DENSE)}
     values["intermediate_size"] = config.int("shared_intermediate_size", 1024, low=1)
-    return _read(Fields(values, file=config.file, at=config.at), row, ATTENTION_BIAS)
+    return _read(Fields(values, file=config.file, at=config.at), row)
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -56,8 +56,8 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 ROWS = (
     # GGUF files of Granite 4 state 0 KV heads for Mamba layers
     decoder_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete,
-                gguf=("granite", "granitehybrid"),
+                gguf=("granite", "granitehybrid"), biases=BIASES,
                 handled=frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})),
     decoder_row("granite", ("GraniteMoeHybridForCausalLM",), _FUSED, read=_read_hybrid, gguf=(),
-                model_types=("granitemoehybrid",)),
+                model_types=("granitemoehybrid",), biases=ATTENTION_BIAS),
 )

@@ -63,10 +63,8 @@ def expert_tensors(block: str, router: str = "gate") -> tuple[Tensor, ...]:
     )
 
 
-#: Keys of config.json that select the biases of linear layers.
+#: Values of ``biases``: keys of config.json that select the biases of linear layers.
 ATTENTION_BIAS, BIASES = ("attention_bias",), ("attention_bias", "mlp_bias")
-#: Values of ``model_type`` -> keys that the class reads. Mistral, Qwen2 and Phi-3 read none.
-_BIASES = {"llama": BIASES, "qwen3": ATTENTION_BIAS}
 
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
@@ -88,21 +86,7 @@ def decoder_row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...]
 def read_decoder(config: Fields, row: Architecture) -> Config:
     """Read the hyper-parameters of a decoder."""
     kv, used = read_common(config, row)
-    return finish(config, kv, used, biases=_BIASES.get(str(config.get("model_type")), ()))
-
-
-#: By ``model_type``, defaults of the family's class in transformers that differ from those of Llama's.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {"num_key_value_heads": 4, "head_dim": 256},
-    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256},
-    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5},
-    "mistral": {"num_key_value_heads": 8},
-    "phi3": {"rms_norm_eps": 1e-5},
-    "qwen2": {"num_key_value_heads": 32},
-    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
-    "qwen3_moe": {"num_key_value_heads": 4},
-    "smollm3": {"num_key_value_heads": 4},
-}
+    return finish(config, row, kv, used)
 
 
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
@@ -124,7 +108,7 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     kv, used = sizes(config, row)
     heads, hidden = kv[f"{a}.attention.head_count"], kv[f"{a}.embedding_length"]
     assert isinstance(heads, int) and isinstance(hidden, int)
-    usual = _DEFAULTS.get(str(config.get("model_type")), {})
+    usual = row.defaults
     groups = heads if "num_key_value_heads" in config else usual.get("num_key_value_heads", heads)  # null: heads
     kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", groups, low=1)
     kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", usual.get("rms_norm_eps", 1e-6),
@@ -149,20 +133,19 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
                        "max_window_layers", "layer_types", "partial_rotary_factor", act}
 
 
-def finish(config: Fields, kv: dict[str, Value], used: set[str], *, tied: bool = False,
-           biases: tuple[str, ...] = ()) -> Config:
+def finish(config: Fields, row: Architecture, kv: dict[str, Value], used: set[str], *, tied: bool = False) -> Config:
     """Check the keys that were not read, and return the result of reading a config.json.
 
     Args:
         config: contents of config.json.
+        row: architecture of the model.
         kv: hyper-parameters under GGUF's names.
         used: keys that were read.
         tied: the family's default of ``tie_word_embeddings``.
-        biases: keys of config.json that select biases and that the family's class in transformers reads.
     """
     found = Config(kv, tied=config.bool("tie_word_embeddings", tied),
-                   sizes={key: int(config.bool(key, False)) for key in biases})
-    check_neutral(config, used | {"tie_word_embeddings", *biases})
+                   sizes={key: int(config.bool(key, False)) for key in row.biases})
+    check_neutral(config, used | {"tie_word_embeddings", *row.biases})
     return found
 
 
@@ -347,10 +330,14 @@ def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) 
     kv["mpool.window_layers"] = [int(layer) for layer in windowed]
 
 
+_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM")
 ROWS = (
+    decoder_row("llama", _CLASSES, decoder(), model_types=("llama",), biases=BIASES),
     # GGUF files of Mistral have the architecture llama
-    decoder_row("llama", ("LlamaForCausalLM", "MistralForCausalLM"), decoder(), model_types=("llama", "mistral")),
+    decoder_row("llama", _CLASSES, decoder(), model_types=("mistral",), gguf=(), defaults={"num_key_value_heads": 8}),
     # the decoders of Qwen2-VL and Qwen2.5-VL are Qwen2's, with three positions per image token
-    decoder_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28, gguf=("qwen2", "qwen2vl")),
-    decoder_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28),
+    decoder_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28, gguf=("qwen2", "qwen2vl"),
+                defaults={"num_key_value_heads": 32}),
+    decoder_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28, biases=ATTENTION_BIAS,
+                defaults={"num_key_value_heads": 32, "head_dim": 128}),
 )

@@ -39,5 +39,6 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 ROWS = (
     decoder_row("phi3", ("Phi3ForCausalLM",), _TENSORS, complete=_complete, partial_rope=True, remote=True,
+                defaults={"rms_norm_eps": 1e-5},
                 handled=frozenset({"rope.scaling.attn_factor"})),
 )

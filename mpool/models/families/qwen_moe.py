@@ -25,10 +25,9 @@ def _read(config: Fields, row: Architecture) -> Config:
     dense = set(config.list("mlp_only_layers", [], of=int, limit=MAX_LAYERS))
     kv["mpool.dense_layers"] = [int(i in dense or (i + 1) % step != 0) for i in range(layers)]
     require_values(config, {"use_qk_norm": (None, True), "shared_expert_intermediate_size": (None, 0)})
-    return finish(config, kv, used | {"num_experts", "num_local_experts", "num_experts_per_tok",
-                                      "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step",
-                                      "mlp_only_layers", "use_qk_norm", "output_router_logits", "router_aux_loss_coef"},
-                  biases=ATTENTION_BIAS)
+    return finish(config, row, kv, used | {
+        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+        "decoder_sparse_step", "mlp_only_layers", "use_qk_norm", "output_router_logits", "router_aux_loss_coef"})
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -44,5 +43,6 @@ def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, 
 ROWS = (
     decoder_row("qwen3moe", ("Qwen3MoeForCausalLM",), decoder(head_norms=True, experts=True), read=_read,
                 complete=_complete, full_layers=28, extra_sizes=_extra_sizes, model_types=("qwen3_moe",),
+                biases=ATTENTION_BIAS, defaults={"num_key_value_heads": 4},
                 handled=frozenset({"expert_count", "expert_used_count"})),
 )

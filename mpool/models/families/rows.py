@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +183,10 @@ class Architecture:
         partial_rope: True if RoPE may rotate only a part of the dimensions of a head.
         marker: name in transformers and name in GGUF of a tensor that only models of this row have, to distinguish
             them from models of another row with the same ``model_type``; empty: none.
+        biases: keys of config.json that select the biases of linear layers, of decoders whose class in transformers
+            reads such keys.
+        defaults: values of keys that a decoder's config.json may omit, where the class in transformers has other
+            defaults than Llama's.
         extra_sizes: function that computes further sizes from the hyper-parameters, the sizes and the architecture's
             name: letters of tensor shapes, and names in the conditions of tensors.
     """
@@ -208,6 +212,8 @@ class Architecture:
     remote: bool = False
     partial_rope: bool = False
     marker: tuple[str, str] = ("", "")
+    biases: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     extra_sizes: Callable[[dict[str, Any], dict[str, int], str], dict[str, int]] | None = None
 
     @property

@@ -37,7 +37,7 @@ def _read(config: Fields, row: Architecture) -> Config:
         config.fail("no_rope_layers", given, f"{layers} values, one per layer: 1 (with RoPE) or 0 (without)")
     else:
         kv["mpool.rope_layers"] = [rotated - 1 for rotated in given]
-    return finish(config, kv, used | {"no_rope_layers", "no_rope_layer_interval"}, tied=True, biases=BIASES)
+    return finish(config, row, kv, used | {"no_rope_layers", "no_rope_layer_interval"}, tied=True)
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -45,5 +45,6 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 ROWS = (
-    decoder_row("smollm3", ("SmolLM3ForCausalLM",), decoder(), read=_read, complete=_complete, full_layers=0),
+    decoder_row("smollm3", ("SmolLM3ForCausalLM",), decoder(), read=_read, complete=_complete, full_layers=0,
+                biases=BIASES, defaults={"num_key_value_heads": 4}),
 )

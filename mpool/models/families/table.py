@@ -19,6 +19,7 @@ from . import (
     modernbert,
     mpnet,
     nomic,
+    olmo,
     phi,
     qwen_moe,
     smollm,
@@ -30,6 +31,6 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
                                   *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
-                                  *gemma.ROWS)
+                                  *gemma.ROWS, *olmo.ROWS)
 
 __all__ = ["ROWS"]

@@ -256,4 +256,5 @@ EXPORTS = {
     "deepseek2": Export(_deepseek2, split=_latent_halves, rope_neox=False, rope_factors=False, yarn_scales_rope=False),
     "gemma2": Export(_gemma, activation="gelu_tanh", windows=True, norm_offset=1.0),
     "gemma3": Export(_gemma, activation="gelu_tanh", windows=True, norm_offset=1.0),
+    "olmo2": Export(),
 }

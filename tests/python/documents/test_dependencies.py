@@ -1,7 +1,5 @@
 """Every third-party module that the package imports, at any depth, is a dependency of the project."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Seeded transformers models for parity tests: odd sizes, random norms and biases, token ids instead of texts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -150,6 +148,8 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                       "attn_logit_softcapping": 2.0,  # transformers ignores it
                       "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
                                           "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "olmo2_biased": ("Olmo2Config", "Olmo2ForCausalLM", {"attention_bias": True, "hidden_act": "gelu"}),
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
@@ -159,7 +159,7 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
 FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
-                "granite_hybrid", "gemma2_scalar", "gemma3_types")
+                "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased")
 #: Number of layers that a model needs to have a layer of every type.
 LAYERS = {"smollm3": 5, "gemma3": 7}
 

@@ -5,8 +5,6 @@
 writes the files of which ``tests/parity/decoder/make_quantised_goldens.py`` records llama.cpp's results.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -52,6 +50,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "phi3_long": ("phi3_long", {}, "spm-prepend"),
     "gemma2": ("gemma2", {"layers": 3, "tie": True}, "spm-plain"),
     "gemma3": ("gemma3", {"layers": 7, "tie": True}, "spm-plain"),
+    "olmo2": ("olmo2", {}, "gpt-2"),
 }
 #: Files of which llama.cpp's results are recorded: folder and type. The other folders were added later: what mpool
 #: computes of their files is compared with what it computes of the folders.

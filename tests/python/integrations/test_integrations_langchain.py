@@ -1,7 +1,5 @@
 """The chat model and embeddings for LangChain: LangChain's standard tests, and tests of what these do not cover."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

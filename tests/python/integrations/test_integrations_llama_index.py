@@ -1,7 +1,5 @@
 """Embeddings and the reranker for LlamaIndex, in its own indexes and query engines, compared with mpool's functions."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

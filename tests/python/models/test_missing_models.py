@@ -1,7 +1,5 @@
 """A model that is not on this machine: the error says where mpool looked, why it did not download, and what to do."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from pathlib import Path

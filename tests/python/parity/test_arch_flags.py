@@ -4,8 +4,6 @@ Each flip is built in a copy of the sources and tested with the seeded checkpoin
 comparison of numbers. An error is accepted only if the core cannot load such a model at all.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -38,9 +36,10 @@ REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.p
 #: tensors has it the other way round: its entry here says that a tensor is left over, and its entry in DECODERS_NEED
 #: names the tensor that is missing in a row that loses the flag. ROPE_NEOX concerns no tensors: the logits differ.
 DECODERS_REFUSE = {"SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
-                   "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank"}
+                   "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank",
+                   "QUERY_NORMS": "attn_q_norm", "NO_INPUT_NORMS": "attn_norm"}
 #: Decoders: flag that removes tensors -> part of the error in a row that loses the flag.
-DECODERS_NEED: dict[str, str] = {}
+DECODERS_NEED = {"NO_INPUT_NORMS": "attn_norm"}
 #: Encoders: flag -> part of the error when the flag is set, because its tensors or keys are missing.
 REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
                     "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
@@ -58,7 +57,8 @@ WHERE_SET = {"TOKEN_TYPES", "ROOT_NORMS", "AXIAL"}
 #: Flags without an effect on complete files: see test_a_missing_bias_is_refused.
 REQUIRING = {"BIAS"}
 #: Family and flag -> flag beside which it has no effect.
-HIDDEN_BY = {("encoder", "ALIBI"): "RELATIVE_BIAS", ("encoder", "ROPE"): "QUERY_NORMS"}
+HIDDEN_BY = {("encoder", "ALIBI"): "RELATIVE_BIAS", ("encoder", "ROPE"): "QUERY_NORMS",
+             ("decoder", "HEAD_NORMS"): "QUERY_NORMS"}
 #: Flags that have an effect only together with another flag.
 ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
 #: Tests that compare a row with transformers.

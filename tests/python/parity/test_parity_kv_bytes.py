@@ -1,7 +1,5 @@
 """Keys and values of 8 bits in models whose keys have few components that are much larger than the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,8 @@ def plant(model: Any) -> None:
         with torch.no_grad():
             if hasattr(own, "k_norm"):
                 offset = 1 if type(own.k_norm).__name__.startswith("Gemma") else 0
-                own.k_norm.weight[components] = LARGE - offset
-                own.q_norm.weight[components] = 1 / LARGE - offset
+                own.k_norm.weight.view(-1, own.head_dim)[:, components] = LARGE - offset
+                own.q_norm.weight.view(-1, own.head_dim)[:, components] = 1 / LARGE - offset
             else:
                 own.k_proj.bias.view(-1, own.head_dim)[:, components] = LARGE
                 own.q_proj.bias.view(-1, own.head_dim)[:, components] /= LARGE
@@ -37,7 +35,8 @@ def plant(model: Any) -> None:
 #: Models of DECODERS, and whether they are tested as a GGUF file.
 CASES = [("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_biased", True), ("qwen3", False),
          ("qwen3", True), ("qwen3_biased", False), ("gemma3", False), ("smollm3_biased", False),
-         ("qwen3moe", False), ("gpt_oss", False), ("granite_biased", False), ("gemma2_biased", False)]
+         ("qwen3moe", False), ("gpt_oss", False), ("granite_biased", False), ("gemma2_biased", False),
+         ("olmo2", False)]
 #: Largest errors of models with norms of keys, and of those with biases.
 NORMS, BIASES = 0.015, 0.035
 #: Largest errors of models whose experts magnify errors, or whose scales reduce them. Without the factors of keys, the
