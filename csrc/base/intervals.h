@@ -1,7 +1,8 @@
 /* intervals.h: lengths of time, and a share of memory, that limit one another. Each says what a change trades.
  *
  * Two more belong here in spirit and stand beside their code, because they depend on its loops: an idle worker packs in
- * slices of 2 ms (models/decoder/packing.c), and a pass keeps packed panels for up to 300 ms (models/nn/stored.c). */
+ * slices of 2 ms (models/decoder/packing.c), and a pass packs panels for later passes for up to 300 ms
+ * (models/nn/weight_store.c). */
 #ifndef MP_BASE_INTERVALS_H
 #define MP_BASE_INTERVALS_H
 

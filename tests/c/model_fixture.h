@@ -14,7 +14,7 @@
 #include "mp_test.h"
 #include "models/arch.h"
 #include "models/model.h"
-#include "models/nn/stored.h"
+#include "models/nn/weight_store.h"
 
 enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
        TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32,
@@ -545,9 +545,9 @@ static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute
     MP_CHECK_OK(tiny->model->ops->engine(tiny->model, &tiny->budget, &tiny->engine, &error), &error);
 }
 
-/* Waits until the thread that a load has started has read the matrices that stay in the file. NULL: there are none. */
-static inline void tiny_wait_until_fetched(const mp_stored *stored) {
-    while (stored && atomic_load(&stored->fetching))
+/* Waits until the thread that a load has started has read the matrices that stay in the file. */
+static inline void tiny_wait_until_fetched(const mp_weight_store *store) {
+    while (atomic_load(&store->fetching))
         usleep(100);
 }
 

@@ -13,8 +13,8 @@ typedef struct scene { /* a matrix, mapped and packed, and the operands of a pro
     mp_acts x;
     mp_epilogue ep;
     float *weights, *input, *bias, *residual, *expected, *got;
-    mp_stored *stored;
-    mp_stored_part *part;
+    mp_weight_store store;
+    mp_panels *panels;
     uint8_t *scratch, *unused;
     int M, N, ldy;
 } scene;
@@ -43,23 +43,24 @@ static void make_scene(scene *s, int M, int N, int K, bool mapped) {
     mp_wmat_pack(&s->w, &s->tensor, 0, s->w.panels);
     s->x = (mp_acts){.kind = MP_A_F32, .M = M, .K = K, .f32 = s->input, .ld_f32 = K};
     s->ep = (mp_epilogue){.bias = s->bias, .act = MP_ACT_GELU, .ld_residual = s->ldy};
-    MP_CHECK_OK(mp_stored_create(NULL, 1, mapped, &s->stored, &error), &error);
-    MP_CHECK_OK(mp_stored_add(s->stored, &s->w, &s->tensor, &s->part, &error), &error);
-    s->scratch = kt_alloc(s->stored->scratch);
+    s->store.mapped = mapped;
+    MP_CHECK_OK(mp_weight_store_pack_on_use(&s->store, NULL, &error), &error);
+    MP_CHECK_OK(mp_weight_store_add_linear(&s->store, &s->w, &s->tensor, &s->panels, &error), &error);
+    s->scratch = kt_alloc(s->store.panel_scratch);
 }
 
 static void drop_scene(scene *s) {
-    mp_stored_destroy(s->stored);
+    mp_weight_store_deinit(&s->store);
     kt_free(s->weights), kt_free(s->input), kt_free(s->bias), kt_free(s->residual), kt_free(s->expected);
     kt_free(s->got), kt_free(s->w.data), kt_free(s->scratch);
 }
 
 /* Compute outputs of panels [panel0, panel1) into `got`, whose rows are the residual as well. */
 static void multiply(scene *s, int panel0, int panel1, int64_t budget_ns) {
-    atomic_store(&s->stored->time.left_ns, budget_ns);
+    atomic_store(&s->store.linear_time.left_ns, budget_ns);
     memcpy(s->got, s->residual, (size_t)(s->M * s->ldy) * sizeof(float));
     s->ep.residual = s->got;
-    mp_stored_gemm(s->part, &s->w, &s->x, panel0, panel1, &s->ep, s->got, s->ldy, s->scratch);
+    mp_panels_gemm(s->panels, &s->w, &s->x, panel0, panel1, &s->ep, s->got, s->ldy, s->scratch);
 }
 
 static void check_same(const scene *s, const char *state) {
@@ -85,13 +86,13 @@ static void check_states(int M, int N, int K) {
         check_same(&s, "mapped");
         if (!mapped && s.w.panels > 1) {
             multiply(&s, s.w.panels / 2, s.w.panels, INT64_MAX / 2);
-            MP_CHECK_INT(atomic_load(&s.part->left), s.w.panels / 2);
+            MP_CHECK_INT(atomic_load(&s.panels->left[0]), s.w.panels / 2);
             multiply(&s, 0, s.w.panels, 0);
             check_same(&s, "half packed");
         } else if (mapped) {
-            s.stored->keep_ns = s.stored->keep_row_ns = 1000000000;
-            mp_stored_begin(s.stored, M);
-            MP_CHECK_INT(atomic_load(&s.stored->time.left_ns), 0);
+            s.store.keep_ns = s.store.keep_row_ns = 1000000000;
+            mp_weight_store_begin(&s.store, M);
+            MP_CHECK_INT(atomic_load(&s.store.linear_time.left_ns), 0);
         }
         s.w.data = s.unused;
         drop_scene(&s);
@@ -152,7 +153,7 @@ static const char *weights_of(const tiny_model *tiny) {
     return mp_matrices_name(facts.weights);
 }
 
-static mp_stored *encoder_stored(const tiny_model *tiny) { return ((mp_encoder *)tiny->model)->store.stored; }
+static mp_weight_store *encoder_store(const tiny_model *tiny) { return &((mp_encoder *)tiny->model)->store; }
 
 static void load_encoder(tiny_model *tiny, const char *weights, mp_compute compute, int threads) {
     tiny_weights = weights;
@@ -173,20 +174,21 @@ static void check_encoder(const char *weights, mp_compute compute, uint64_t keep
     for (int threads = 1; threads <= 3; threads += 2) {
         tiny_model tiny;
         load_encoder(&tiny, weights, compute, threads);
-        mp_stored *stored = encoder_stored(&tiny);
-        MP_CHECK(mp_stored_left(stored));
-        MP_CHECK(stored->mapped == (strcmp(weights, "mapped") == 0));
-        stored->keep_ns = keep_ns;
-        stored->keep_row_ns = 0;
+        mp_weight_store *store = encoder_store(&tiny);
+        MP_CHECK(mp_weight_store_unpacked(store));
+        MP_CHECK(store->mapped == (strcmp(weights, "mapped") == 0));
+        store->keep_ns = keep_ns;
+        store->keep_row_ns = 0;
         for (int round = 0; round < 2; round++) {
             embed_all(&tiny, &all, got);
             if (memcmp(got, expected, sizeof got) != 0)
                 MP_FAIL("weights %s, compute %d, %d threads, keep_ns %llu: vectors differ", weights, (int)compute,
                         threads, (unsigned long long)keep_ns);
         }
-        const bool packed = !stored->mapped && keep_ns == UINT64_MAX / 4;
-        MP_CHECK(!packed || !mp_stored_left(stored));
-        MP_CHECK_STR(weights_of(&tiny), stored->mapped ? "mapped" : mp_stored_left(stored) ? "packing" : "packed");
+        const bool packed = !store->mapped && keep_ns == UINT64_MAX / 4;
+        MP_CHECK(!packed || !mp_weight_store_unpacked(store));
+        const bool left = mp_weight_store_unpacked(store);
+        MP_CHECK_STR(weights_of(&tiny), store->mapped ? "mapped" : left ? "packing" : "packed");
         tiny_unload(&tiny);
     }
 }
@@ -200,7 +202,7 @@ MP_TEST_SECONDS(models_mapped_encoders_have_the_bits_of_packed_ones, 60) {
     for (int c = 0; c < 3; c++) {
         tiny_model tiny;
         load_encoder(&tiny, "packed", computes[c], 2);
-        MP_CHECK(!encoder_stored(&tiny));
+        MP_CHECK(!encoder_store(&tiny)->linears);
         MP_CHECK_STR(weights_of(&tiny), "packed");
         embed_all(&tiny, &all, expected);
         tiny_unload(&tiny);
@@ -212,7 +214,7 @@ MP_TEST_SECONDS(models_mapped_encoders_have_the_bits_of_packed_ones, 60) {
             continue;
         }
         load_encoder(&tiny, "auto", computes[c], 1); /* packing converts: done at load */
-        MP_CHECK(!encoder_stored(&tiny));
+        MP_CHECK(!encoder_store(&tiny)->linears);
         tiny_unload(&tiny);
     }
 }

@@ -603,19 +603,19 @@ MP_TEST(models_outputs_of_corrupted_weights_fail) {
     MP_CHECK_OK(mp_options_init(&error), &error);
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
     compute_all(&tiny);
-    mp_stored *stored = ((mp_encoder *)tiny.model)->store.stored;
-    MP_CHECK(mp_stored_left(stored));
-    tiny_wait_until_fetched(stored);
-    stored->keep_ns = stored->keep_row_ns = UINT64_MAX / 4;
-    for (int step = 0; step < MAX_STEPS && mp_stored_left(stored); step++) {
+    mp_weight_store *store = &((mp_encoder *)tiny.model)->store;
+    MP_CHECK(mp_weight_store_unpacked(store));
+    tiny_wait_until_fetched(store);
+    store->keep_ns = store->keep_row_ns = UINT64_MAX / 4;
+    for (int step = 0; step < MAX_STEPS && mp_weight_store_unpacked(store); step++) {
         mp_embedding_request *call = make_outputs(&all, 0, TEXTS, MP_EMBED_TOKENS);
         MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code), MP_OUTCOME_DONE);
         mp_request_destroy(&call->base);
     }
-    MP_CHECK(!mp_stored_left(stored));
+    MP_CHECK(!mp_weight_store_unpacked(store));
     for (int corrupted = 0; corrupted < 2; corrupted++) {
         mp_embedding_request *call = make_outputs(&all, 0, 2, MP_EMBED_TOKENS);
-        atomic_store(&stored->corrupted, corrupted);
+        atomic_store(&store->corrupted, corrupted);
         MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code),
                      corrupted ? MP_OUTCOME_FAILED : MP_OUTCOME_DONE);
         MP_CHECK(!corrupted || code == MP_INTEGRITY);

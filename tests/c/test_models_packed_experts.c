@@ -20,15 +20,15 @@ static const tiny_kind kinds[] = {
     {.arch = "gpt_oss", .window = 80, .experts = EXPERTS, .biased = true},
 };
 
-static mp_packed_experts *experts_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->store.experts; }
+static mp_weight_store *store_of(const tiny_model *tiny) { return &((mp_decoder *)tiny->model)->store; }
 
 static void load(tiny_model *tiny, const tiny_kind *kind, int threads) {
     mp_error error;
     setenv("MPOOL_SPECULATION", "0", 1); /* draft tokens would give experts more rows, depending on time */
     MP_CHECK_OK(mp_options_init(&error), &error);
     tiny_load(tiny, tiny_decoder_spec_as(kind, types, TYPES, 5, -1), MP_COMPUTE_AUTO, threads);
-    MP_CHECK(experts_of(tiny) != NULL);
-    experts_of(tiny)->pack_share = 0;
+    MP_CHECK(store_of(tiny)->experts != NULL);
+    store_of(tiny)->pack_share = 0;
 }
 
 static uint64_t run(tiny_model *tiny, int index) {
@@ -56,7 +56,7 @@ static void run_all(tiny_model *tiny, uint64_t *hashes) {
 
 static int panels_in(const tiny_model *tiny, mp_panel_state state) {
     int found = 0;
-    for (mp_packed_matrix *matrix = experts_of(tiny)->first; matrix; matrix = matrix->next)
+    for (mp_panels *matrix = store_of(tiny)->experts; matrix; matrix = matrix->next)
         for (int i = 0; i < matrix->count * matrix->panels; i++)
             found += atomic_load(&matrix->state[i]) == state;
     return found;
@@ -65,9 +65,9 @@ static int panels_in(const tiny_model *tiny, mp_panel_state state) {
 /* The bytes of the panels that count as kept. */
 static uint64_t kept_bytes(const tiny_model *tiny) {
     uint64_t bytes = 0;
-    for (mp_packed_matrix *matrix = experts_of(tiny)->first; matrix; matrix = matrix->next)
+    for (mp_panels *matrix = store_of(tiny)->experts; matrix; matrix = matrix->next)
         for (int i = 0; i < matrix->count * matrix->panels; i++)
-            bytes += atomic_load(&matrix->state[i]) == MP_PANEL_KEPT ? matrix->panel_bytes : 0;
+            bytes += atomic_load(&matrix->state[i]) == MP_PANEL_PACKED ? matrix->panel_bytes : 0;
     return bytes;
 }
 
@@ -75,12 +75,12 @@ static uint64_t kept_bytes(const tiny_model *tiny) {
 static void expect(const tiny_kind *kind, uint64_t *expected) {
     tiny_model tiny;
     load(&tiny, kind, 1);
-    mp_packed_experts_drop(experts_of(&tiny));
+    mp_weight_store_drop(store_of(&tiny));
     tiny.budget.limit = UINT64_MAX - 1; /* a limit whose first two thirds are in use */
     const uint64_t fill = UINT64_MAX / 3 * 2 - atomic_load(&tiny.budget.used);
     MP_CHECK(mp_budget_take(&tiny.budget, fill));
     run_all(&tiny, expected);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKED), 0);
     mp_budget_give(&tiny.budget, fill);
     tiny_unload(&tiny);
 }
@@ -95,14 +95,14 @@ MP_TEST_SECONDS(models_packed_experts_give_the_same_bits, 120) {
             MP_CHECK(run(&tiny, 0) == expected[0]); /* packs nothing for single rows: pack_share is 0 */
             run_all(&tiny, got);
             MP_CHECK(memcmp(got, expected, sizeof got) == 0);
-            const int some = panels_in(&tiny, MP_PANEL_KEPT);
-            MP_CHECK(some > 0 && panels_in(&tiny, MP_PANEL_STORED) > 0);
+            const int some = panels_in(&tiny, MP_PANEL_PACKED);
+            MP_CHECK(some > 0 && panels_in(&tiny, MP_PANEL_MAPPED) > 0);
             run_all(&tiny, got); /* reads kept panels */
             MP_CHECK(memcmp(got, expected, sizeof got) == 0);
-            MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), some);
+            MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKED), some);
             MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
             const uint64_t kept = kept_bytes(&tiny);
-            MP_CHECK_INT(mp_packed_experts_drop(experts_of(&tiny)), kept);
+            MP_CHECK_INT(mp_weight_store_drop(store_of(&tiny)), kept);
             run_all(&tiny, got);
             MP_CHECK(memcmp(got, expected, sizeof got) == 0);
             tiny_unload(&tiny);
@@ -119,54 +119,54 @@ MP_TEST(models_packed_experts_are_packed_between_requests) {
         tiny_unload(&tiny);
         MP_SKIP("all panels are packed before use on this CPU");
     }
-    mp_packed_experts *experts = experts_of(&tiny);
+    mp_weight_store *store = store_of(&tiny);
     const mp_engine_ops *ops = tiny.engine->ops;
     const uint64_t expected = run(&tiny, 0);
     MP_CHECK(!ops->improve(tiny.engine, NULL)); /* pack_share is 0: there is no time */
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
-    int pending = 0, panels = 0, stored = panels_in(&tiny, MP_PANEL_STORED);
-    for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKED), 0);
+    int pending = 0, panels = 0, stored = panels_in(&tiny, MP_PANEL_MAPPED);
+    for (mp_panels *matrix = store->experts; matrix; matrix = matrix->next)
         for (int e = 0; e < matrix->count; e++)
             if (atomic_load(&matrix->pending[e])) {
                 pending++;
                 panels += matrix->panels;
             }
     MP_CHECK(pending > 0 && panels < stored);
-    MP_CHECK_INT(atomic_load(&experts->pending), pending);
-    experts->pack_share = 1;
-    mp_packed_experts_begin(experts, 1);
-    mp_packed_note_stored(experts->first, 1000); /* counts in full, also if passes may spend less */
-    mp_packed_experts_end(experts, 0);
-    MP_CHECK_INT(atomic_load(&experts->idle_time.left_ns), 1000);
+    MP_CHECK_INT(atomic_load(&store->pending), pending);
+    store->pack_share = 1;
+    mp_weight_store_begin(store, 1);
+    mp_weight_store_note_stored(store, 1000); /* counts in full, also if passes may spend less */
+    mp_weight_store_end(store, 0);
+    MP_CHECK_INT(atomic_load(&store->idle_time.left_ns), 1000);
     MP_CHECK(ops->improve(tiny.engine, NULL));
     for (int i = 0; i < 1000 && ops->improve(tiny.engine, &tiny.lease); i++) {
     }
-    MP_CHECK(atomic_load(&experts->idle_time.left_ns) <= 0); /* one matrix takes longer than 1 us */
-    MP_CHECK(atomic_load(&experts->pending) >= pending - 1); /* none is done if a slice is too short for it */
-    mp_pack_budget_set(&experts->idle_time, UINT64_C(1) << 40);
+    MP_CHECK(atomic_load(&store->idle_time.left_ns) <= 0); /* one matrix takes longer than 1 us */
+    MP_CHECK(atomic_load(&store->pending) >= pending - 1); /* none is done if a slice is too short for it */
+    mp_pack_budget_set(&store->idle_time, UINT64_C(1) << 40);
     int slices = 1;
     while (slices < 1000 && ops->improve(tiny.engine, &tiny.lease))
         slices++;
     MP_CHECK(slices < 1000 && !ops->improve(tiny.engine, NULL));
-    MP_CHECK_INT(atomic_load(&experts->pending), 0);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), panels);
+    MP_CHECK_INT(atomic_load(&store->pending), 0);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKED), panels);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
     MP_CHECK_INT(tiny.budget.used, tiny.model->ops->bytes(tiny.model) + tiny.engine->ops->bytes(tiny.engine));
     MP_CHECK(run(&tiny, 0) == expected);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), panels); /* the same experts: none is left */
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKED), panels); /* the same experts: none is left */
 
-    experts->pack_share = 0;
+    store->pack_share = 0;
     run(&tiny, 2);
-    MP_CHECK(mp_packed_has_pending(experts));
-    mp_packed_experts_drop(experts); /* memory was needed: only later passes give time again */
-    MP_CHECK(!mp_packed_has_pending(experts) && atomic_load(&experts->pending) == 0);
-    MP_CHECK(atomic_load(&experts->idle_time.left_ns) == 0);
+    MP_CHECK(mp_weight_store_has_pending(store));
+    mp_weight_store_drop(store); /* memory was needed: only later passes give time again */
+    MP_CHECK(!mp_weight_store_has_pending(store) && atomic_load(&store->pending) == 0);
+    MP_CHECK(atomic_load(&store->idle_time.left_ns) == 0);
     MP_CHECK(run(&tiny, 0) == expected);
-    mp_pack_budget_set(&experts->idle_time, UINT64_C(1) << 40);
+    mp_pack_budget_set(&store->idle_time, UINT64_C(1) << 40);
     tiny.budget.limit = tiny.budget.used / 4 * 5; /* room for scratch, none for copies */
-    MP_CHECK(mp_packed_has_pending(experts));
-    MP_CHECK(!ops->improve(tiny.engine, &tiny.lease) && !mp_packed_has_pending(experts));
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
+    MP_CHECK(mp_weight_store_has_pending(store));
+    MP_CHECK(!ops->improve(tiny.engine, &tiny.lease) && !mp_weight_store_has_pending(store));
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKED), 0);
     tiny_unload(&tiny);
 }
 
@@ -210,23 +210,23 @@ MP_TEST_SECONDS(models_packed_experts_after_a_fork, 60) {
     tiny_model tiny;
     load(&tiny, &kinds[0], 1);
     const uint64_t expected = run(&tiny, 1);
-    mp_packed_experts *experts = experts_of(&tiny);
-    mp_packed_matrix *matrix = experts->first;
-    mp_packed_experts_begin(experts, 100);
+    mp_weight_store *store = store_of(&tiny);
+    mp_panels *matrix = store->experts;
+    mp_weight_store_begin(store, 100);
     atomic_store(&matrix->state[0], MP_PANEL_PACKING);
     pid_t child = fork();
     if (child == 0) {
         mp_error error;
-        bool same = mp_team_create(0, &tiny.team, &error) == MP_OK && atomic_load(&matrix->state[0]) == MP_PANEL_STORED;
+        bool same = mp_team_create(0, &tiny.team, &error) == MP_OK && atomic_load(&matrix->state[0]) == MP_PANEL_MAPPED;
         mp_team_lease(tiny.team, 1, &tiny.lease);
-        same &= run(&tiny, 1) == expected && mp_packed_experts_drop(experts) > 0 && run(&tiny, 1) == expected;
+        same &= run(&tiny, 1) == expected && mp_weight_store_drop(store) > 0 && run(&tiny, 1) == expected;
         _exit(same ? 0 : 1);
     }
     int status;
     MP_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
     MP_CHECK_INT(WEXITSTATUS(status), 0);
-    atomic_store(&matrix->state[0], MP_PANEL_STORED);
-    mp_packed_experts_end(experts, 0);
+    atomic_store(&matrix->state[0], MP_PANEL_MAPPED);
+    mp_weight_store_end(store, 0);
     MP_CHECK(run(&tiny, 1) == expected);
     tiny_unload(&tiny);
 }

@@ -95,7 +95,7 @@ static void start_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, cons
 static void load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char *pack_on_use_mb) {
     start_load(tiny, spec, compute, pack_on_use_mb, watched_madvise);
     if (strcmp(pack_on_use_mb, "0") == 0)
-        tiny_wait_until_fetched(((mp_decoder *)tiny->model)->store.stored);
+        tiny_wait_until_fetched(&((mp_decoder *)tiny->model)->store);
 }
 
 /* Every page was read at most once, and most were read: loads that read nothing would pass otherwise. */

@@ -22,12 +22,12 @@ static void pack_on_use(const char *mb) {
     MP_CHECK_OK(mp_options_init(&error), &error);
 }
 
-static mp_stored *stored_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->store.stored; }
+static mp_weight_store *store_of(const tiny_model *tiny) { return &((mp_decoder *)tiny->model)->store; }
 
 static void load(tiny_model *tiny, const char *mb, int threads, int32_t infinite) {
     pack_on_use(mb);
     tiny_load(tiny, tiny_decoder_spec_with(types, TYPES, 5, infinite), MP_COMPUTE_AUTO, threads);
-    tiny_wait_until_fetched(stored_of(tiny)); /* passes are not measured before */
+    tiny_wait_until_fetched(store_of(tiny)); /* passes are not measured before */
 }
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
@@ -70,7 +70,7 @@ static void check_bits(int32_t infinite) {
     uint64_t expected[JOBS], charged;
     tiny_model tiny;
     load(&tiny, "1048576", 1, infinite);
-    MP_CHECK(!stored_of(&tiny));
+    MP_CHECK(!store_of(&tiny)->linears);
     charged = tiny.model->ops->bytes(tiny.model);
     for (int i = 0; i < JOBS; i++)
         expected[i] = run(&tiny, i);
@@ -80,20 +80,20 @@ static void check_bits(int32_t infinite) {
             if (MP_SANITIZED && threads != 1 + (int)k)
                 continue;
             load(&tiny, "0", threads, infinite);
-            mp_stored *stored = stored_of(&tiny);
-            MP_CHECK(mp_stored_left(stored));
+            mp_weight_store *store = store_of(&tiny);
+            MP_CHECK(mp_weight_store_unpacked(store));
             MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), charged);
             MP_CHECK_INT(tiny.budget.used, charged);
-            stored->keep_ns = keeps[k];
-            stored->keep_row_ns = 0;
+            store->keep_ns = keeps[k];
+            store->keep_row_ns = 0;
             for (int i = 0; i < JOBS; i++)
                 if (run(&tiny, i) != expected[i])
                     MP_FAIL("job %d differs with %d threads, keep_ns %d", i, threads, (int)k);
-            MP_CHECK(k == 1 || mp_stored_left(stored) == (k == 0));
-            stored->keep_ns = UINT64_MAX / 4;
+            MP_CHECK(k == 1 || mp_weight_store_unpacked(store) == (k == 0));
+            store->keep_ns = UINT64_MAX / 4;
             for (int i = 0; i < JOBS; i++)
                 MP_CHECK(run(&tiny, i) == expected[i]);
-            MP_CHECK(!mp_stored_left(stored));
+            MP_CHECK(!mp_weight_store_unpacked(store));
             MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), charged);
             tiny_unload(&tiny);
         }
@@ -125,8 +125,8 @@ MP_TEST_SECONDS(models_stored_weights_are_shared_by_engines, 60) {
         expected[i] = run(&tiny, i);
     tiny_unload(&tiny);
     load(&tiny, "0", 1, -1);
-    stored_of(&tiny)->keep_ns = 30000;
-    stored_of(&tiny)->keep_row_ns = 0;
+    store_of(&tiny)->keep_ns = 30000;
+    store_of(&tiny)->keep_row_ns = 0;
     parallel_run others[3];
     pthread_t threads[3];
     mp_error error;
@@ -153,16 +153,16 @@ MP_TEST_SECONDS(models_stored_weights_are_shared_by_engines, 60) {
 MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
     tiny_model tiny;
     load(&tiny, "0", 1, -1);
-    stored_of(&tiny)->keep_ns = 15000;
-    stored_of(&tiny)->keep_row_ns = 0;
+    store_of(&tiny)->keep_ns = 15000;
+    store_of(&tiny)->keep_row_ns = 0;
     uint64_t expected = run(&tiny, 1);
     pid_t child = fork();
     if (child == 0) {
         mp_error error;
-        stored_of(&tiny)->keep_ns = UINT64_MAX / 4;
+        store_of(&tiny)->keep_ns = UINT64_MAX / 4;
         bool same = mp_team_create(0, &tiny.team, &error) == MP_OK;
         mp_team_lease(tiny.team, 1, &tiny.lease);
-        same &= run(&tiny, 1) == expected && !mp_stored_left(stored_of(&tiny));
+        same &= run(&tiny, 1) == expected && !mp_weight_store_unpacked(store_of(&tiny));
         _exit(same ? 0 : 1);
     }
     int status;
@@ -179,8 +179,8 @@ static void check_corrupted(void (*corrupt)(const char *path), bool before_the_f
     mp_file_map_init();
     load(&tiny, "0", 1, -1); /* one thread: with more, the fault handler would map a page that another thread reads,
                               * which ThreadSanitizer reports */
-    stored_of(&tiny)->keep_ns = 0;
-    stored_of(&tiny)->keep_row_ns = 0;
+    store_of(&tiny)->keep_ns = 0;
+    store_of(&tiny)->keep_row_ns = 0;
     if (!before_the_first)
         run(&tiny, 2);
     MP_CHECK(tiny.model->ops->healthy(tiny.model));
@@ -223,9 +223,9 @@ MP_TEST(models_stored_weights_of_a_changed_file_fail) {
 MP_TEST(models_stored_weights_that_are_packed_need_no_file) {
     tiny_model tiny;
     load(&tiny, "0", 1, -1);
-    stored_of(&tiny)->keep_ns = UINT64_MAX / 4;
+    store_of(&tiny)->keep_ns = UINT64_MAX / 4;
     uint64_t first = run(&tiny, 1);
-    MP_CHECK(!mp_stored_left(stored_of(&tiny)));
+    MP_CHECK(!mp_weight_store_unpacked(store_of(&tiny)));
     cut(mp_spec_file(tiny.spec, 0));
     MP_CHECK(run(&tiny, 1) == first);
     tiny_unload(&tiny);

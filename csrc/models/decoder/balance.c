@@ -36,10 +36,7 @@ static double output_square(const mp_linear *qkv, const float *norm, int part, i
     double sum = 0;
     for (int i = 0; i < SAMPLES; i++) {
         const int n = first + i * rows / SAMPLES;
-        if (qkv->stored[part])
-            mp_stored_row(qkv->stored[part], w, n, row);
-        else
-            mp_wmat_row(w, n, row);
+        mp_linear_row(qkv, part, n, row);
         for (int k = 0; k < w->K; k++) {
             const float x = norm ? row[k] * norm[k] : row[k];
             sum += (double)(x * x);

@@ -191,10 +191,8 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
         const float *vector = pass->rows.vector ? pass->rows.vector[r] : NULL;
         if (vector)
             memcpy(x, vector, (size_t)model->hidden * sizeof *x);
-        else if (model->tied && model->head.stored[0])
-            mp_stored_row(model->head.stored[0], &model->head.w[0], id, x);
         else if (model->tied)
-            mp_wmat_row(&model->head.w[0], id, x);
+            mp_linear_row(&model->head, 0, id, x);
         else
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
         if (!vector)

@@ -125,7 +125,7 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     float *low_rank;         /* [row block, width of the adapters] */
     mp_lease *lease;
     bool unpacked;           /* some matrices were unpacked when the pass began */
-    bool warming;            /* this pass takes longer than later passes (mp_stored_warming) */
+    bool warming;            /* this pass takes longer than later passes (mp_weight_store_warming) */
     bool stop; /* every request of the step was cancelled: the pass ended after a layer, without logits */
     uint8_t *thread_scratch; /* [threads][thread_bytes] */
     size_t thread_bytes;

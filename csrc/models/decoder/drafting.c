@@ -193,7 +193,7 @@ static void finish_pass(draft_step *step, const mp_decoder_pass *pass, mp_candid
  * no memory, or the step was cancelled. */
 static bool run_pass(draft_step *step) {
     mp_text_engine *engine = step->engine;
-    const mp_decoder *model = engine->drafter.model;
+    mp_decoder *model = engine->drafter.model;
     mp_row_seq seqs[MP_DRAFT_ROWS];
     int output_row[MP_DRAFT_ROWS];
     int32_t id[SLICE + MP_DRAFT_ROWS * (FEW_ROWS + 1)];
@@ -215,9 +215,9 @@ static bool run_pass(draft_step *step) {
     rows.logits = mp_arena_take(&engine->arena, logits);
     mp_candidate *candidates = mp_arena_take(&engine->arena, sampling);
     mp_decoder_plan_pass(&pass, model, &engine->drafter.cache.kv, &rows, step->lease, &engine->arena);
-    const uint64_t packed = mp_packed_experts_begin(model->store.experts, rows.M);
+    const uint64_t packed = mp_weight_store_begin(&model->store, rows.M);
     mp_lease_run(step->lease, pass_body, &pass);
-    const bool kept = mp_packed_experts_end(model->store.experts, packed);
+    const bool kept = mp_weight_store_end(&model->store, packed);
     if (pass.stop)
         return false;
     finish_pass(step, &pass, candidates);

@@ -228,7 +228,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
             uint64_t most = budget_ns > least ? budget_ns : least;
             if (!planned)
-                most = mp_stored_pass_ns(engine->model->store.stored, most, row_ns);
+                most = mp_weight_store_pass_ns(&engine->model->store, most, row_ns);
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
             left = fits < (uint64_t)(STEP_ROWS - planned) ? (int)fits : STEP_ROWS - planned;
         }
@@ -519,8 +519,8 @@ static void defer_all(const mp_plan *plan, const mp_error *error, mp_outcome *ou
 /* Returns true if the parts of files that a pass has read (token table, experts, unpacked weights) are unchanged since
  * the load. Called after the pass, before tokens become visible. Costs a third of a microsecond per file. `report`
  * handles truncated files. */
-static bool is_sound(const mp_decoder *model, bool unpacked) {
-    if (mp_stored_corrupted(model->store.stored) || (unpacked && !mp_stored_sound(model->store.stored)))
+static bool is_sound(mp_decoder *model, bool unpacked) {
+    if (!mp_weight_store_sound(&model->store, unpacked))
         return false;
     bool reads = !model->tied || model->experts.count > 0;
     return !reads || mp_weights_poisoned(model->weights) || mp_weights_unchanged(model->weights);
@@ -653,10 +653,10 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
-        mp_packed_experts *experts = engine->model->store.experts;
-        const uint64_t packed = mp_packed_experts_begin(experts, rows.M);
+        mp_weight_store *store = &engine->model->store;
+        const uint64_t packed = mp_weight_store_begin(store, rows.M);
         mp_lease_run(lease, pass_body, &pass);
-        const bool kept = mp_packed_experts_end(experts, packed);
+        const bool kept = mp_weight_store_end(store, packed);
         if (!is_sound(engine->model, pass.unpacked)) {
             mp_error error;
             mp_engine_fail_changed(&error);
@@ -684,9 +684,9 @@ static uint64_t release_memory(mp_text_engine *engine) {
 
 static uint64_t engine_trim(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    const mp_decoder *draft = engine->drafter.model;
-    return release_memory(engine) + mp_packed_experts_drop(engine->model->store.experts) +
-           (draft ? mp_packed_experts_drop(draft->store.experts) : 0);
+    mp_decoder *draft = engine->drafter.model;
+    return release_memory(engine) + mp_weight_store_drop(&engine->model->store) +
+           (draft ? mp_weight_store_drop(&draft->store) : 0);
 }
 
 static void engine_destroy(mp_engine *base) {

@@ -38,7 +38,7 @@ static bool decoder_healthy(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
     if (model->draft && !decoder_healthy(&model->draft->base.base))
         return false;
-    return !mp_stored_corrupted(model->store.stored) && mp_weights_sound(model->weights);
+    return !mp_weight_store_corrupted(&model->store) && mp_weights_sound(model->weights);
 }
 
 static uint64_t decoder_bytes(const mp_model *base) {
@@ -118,8 +118,7 @@ static void set_facts(mp_decoder *model, const mp_block_cost *cost, int64_t para
         .parameters = store->parameters,
         .weight_bytes = (int64_t)(store->slab_bytes + mapped),
     };
-    mp_stored_facts(store->stored, &model->base.facts.weights, &model->base.unpacked);
-    mp_experts_facts(store, &model->base);
+    mp_weight_store_facts(store, &model->base);
 }
 
 mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model **out, mp_error *error) {
@@ -144,7 +143,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
     builder.unpacked = MP_UNPACKED_EXACT;
     if (model->experts.count > 0)
-        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, error));
+        MP_TRY_GOTO(mp_experts_keep(&builder, error));
     /* nonzero for model folders whose norms multiply by 1 + weight */
     MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
     MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));

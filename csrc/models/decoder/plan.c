@@ -34,7 +34,7 @@ static size_t own_rows(const mp_decoder *model) {
 
 static size_t thread_bytes(const mp_decoder *model, const mp_block_needs *needs) {
     return own_rows(model) + mp_arena_cost(needs->own_acts) + mp_arena_cost(needs->own) +
-           (mp_stored_left(model->store.stored) ? mp_arena_cost(model->store.stored->scratch) : 0);
+           (mp_weight_store_unpacked(&model->store) ? mp_arena_cost(model->store.panel_scratch) : 0);
 }
 
 size_t mp_decoder_thread_bytes(const mp_decoder *model, int most_blocks) {
@@ -256,10 +256,8 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->acts = mp_arena_take(arena, needs.acts);
     pass->shared = mp_arena_take(arena, needs.shared);
     list_adapters(pass, block, arena);
-    pass->unpacked = mp_stored_left(model->store.stored);
-    pass->warming = mp_stored_warming(model->store.stored);
-    if (pass->unpacked)
-        mp_stored_begin(model->store.stored, rows->M);
+    pass->unpacked = mp_weight_store_unpacked(&model->store);
+    pass->warming = mp_weight_store_warming(&model->store);
     pass->own_rows = own_rows(model);
     pass->own_acts = mp_arena_cost(needs.own_acts);
     pass->own = mp_arena_cost(needs.own);

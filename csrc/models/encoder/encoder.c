@@ -71,7 +71,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, uns
 
 /* Bytes of a thread's scratch for unpacked weights, which come first. */
 static size_t panel_scratch(const mp_encoder *model) {
-    return mp_stored_left(model->store.stored) ? mp_arena_cost(model->store.stored->scratch) : 0;
+    return mp_weight_store_unpacked(&model->store) ? mp_arena_cost(model->store.panel_scratch) : 0;
 }
 
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs) {

@@ -92,14 +92,14 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
 /* Returns true if all threads share the texts of a step: a single text, or texts of one group while panels are
  * unpacked, so that a panel is packed once for all of them. Otherwise, each thread computes whole texts. */
 static bool shared_by_threads(const mp_encoder *model, int64_t texts, int64_t rows) {
-    return texts == 1 || (mp_stored_left(model->store.stored) && rows <= GROUP_TOKENS);
+    return texts == 1 || (mp_weight_store_unpacked(&model->store) && rows <= GROUP_TOKENS);
 }
 
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     const mp_encoder *model = ((const mp_encoder_engine_state *)base)->model;
     const mp_text_step_limits limits = {.step_tokens = STEP_TOKENS, .least_share = GROUP_TOKENS};
     const uint64_t token_ns = atomic_load_explicit(&model->token_ns, memory_order_relaxed);
-    budget_ns = mp_stored_pass_ns(model->store.stored, budget_ns, token_ns);
+    budget_ns = mp_weight_store_pass_ns(&model->store, budget_ns, token_ns);
     const mp_text_step_totals totals = mp_text_step_plan(items, n, budget_ns, token_ns, limits, plan);
     plan->barrier_bound = shared_by_threads(model, totals.texts, totals.tokens);
     plan->threads = totals.texts < 256 ? (int)totals.texts : 256;
@@ -267,11 +267,10 @@ static void conclude(mp_encoder_engine_state *engine, const mp_plan *plan, int t
 }
 
 /* Returns MP_OK if the files that a step has read, also into packed panels, are those that were loaded. */
-static mp_status check_files(const mp_encoder *model, bool unpacked, mp_error *error) {
+static mp_status check_files(mp_encoder *model, bool unpacked, mp_error *error) {
     MP_TRY(mp_weights_check_poisoned(model->weights, error));
     const bool experts_changed = model->experts > 0 && !mp_weights_unchanged(model->weights); /* each step reads them */
-    mp_stored *stored = model->store.stored;
-    if (mp_stored_corrupted(stored) || (unpacked && !mp_stored_sound(stored)) || experts_changed)
+    if (!mp_weight_store_sound(&model->store, unpacked) || experts_changed)
         return mp_engine_fail_changed(error);
     return MP_OK;
 }
@@ -292,10 +291,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_groups_make(&engine->groups, texts, rows, together ? 1 : lease->threads, GROUP_TOKENS);
     for (int t = 0; t < texts; t++)
         engine->texts[t].row = engine->groups.row0[t];
-    mp_stored *stored = engine->model->store.stored;
-    const bool unpacked = mp_stored_left(stored), warming = mp_stored_warming(stored);
-    if (unpacked)
-        mp_stored_begin(stored, (int)rows);
+    mp_weight_store *store = &engine->model->store;
+    const bool unpacked = mp_weight_store_unpacked(store), warming = mp_weight_store_warming(store);
     const int most_rows = engine->groups.most_rows;
     step_run run = {.engine = engine,
                     .step = {.groups = &engine->groups,
@@ -310,10 +307,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
-    mp_packed_experts *experts = engine->model->store.experts;
-    const uint64_t packed = mp_packed_experts_begin(experts, (int)rows);
+    const uint64_t packed = mp_weight_store_begin(store, (int)rows);
     mp_group_step_run(&run.step);
-    mp_packed_experts_end(experts, packed);
+    mp_weight_store_end(store, packed);
 
     bool stopped = mp_lease_poll(lease);
     bool whole = check_files(engine->model, unpacked, &error) == MP_OK;
@@ -347,7 +343,7 @@ static uint64_t release_memory(mp_encoder_engine_state *engine) {
 static uint64_t engine_trim(mp_engine *base) {
     mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
     return release_memory(engine) + mp_recent_trim(&engine->model->recent) +
-           mp_packed_experts_drop(engine->model->store.experts);
+           mp_weight_store_drop(&engine->model->store);
 }
 
 static void engine_destroy(mp_engine *base) {

@@ -34,7 +34,7 @@ static void encoder_destroy(mp_model *base) {
 
 static bool encoder_healthy(const mp_model *base) {
     const mp_encoder *model = (const mp_encoder *)base;
-    return !mp_stored_corrupted(model->store.stored) && mp_weights_sound(model->weights);
+    return !mp_weight_store_corrupted(&model->store) && mp_weights_sound(model->weights);
 }
 
 static uint64_t encoder_bytes(const mp_model *base) {
@@ -386,7 +386,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
     if (model->experts > 0)
-        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, error));
+        MP_TRY_GOTO(mp_experts_keep(&builder, error));
     MP_TRY_GOTO(read_embeddings(model, &builder, args->budget, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {
@@ -408,7 +408,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(mp_row_head_init(&model->row_head, &builder, model->hidden, error));
     MP_TRY_GOTO(mp_sparse_head_init(&model->sparse_head, &builder, model->hidden, model->vocab, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
-    for (int i = 0; i < model->layer_count && model->store.experts && builder.use == MP_WEIGHTS_PACKED; i++)
+    for (int i = 0; i < model->layer_count && model->store.keeps_experts && builder.use == MP_WEIGHTS_PACKED; i++)
         if (model->layers[i].base.ffn.ops == &mp_ffn_experts) {
             mp_experts_pack(&model->layers[i].base.ffn.experts, args->lease, args->budget);
             mp_progress_part(args->progress, "packing", (uint64_t)i + 1, (uint64_t)model->layer_count);
@@ -432,8 +432,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .parameters = model->store.parameters,
         .weight_bytes = (int64_t)(model->store.slab_bytes + model->store.mapped_bytes),
     };
-    mp_stored_facts(model->store.stored, &model->base.facts.weights, &model->base.unpacked);
-    mp_experts_facts(&model->store, &model->base);
+    mp_weight_store_facts(&model->store, &model->base);
     *out = &model->base.base;
     model = NULL;
 cleanup:

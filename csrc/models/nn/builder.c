@@ -388,7 +388,7 @@ static void split_body(const mp_team_thread *thread, void *arg) {
 }
 
 /* Leaves the matrices that may stay unpacked as stored, if together they have enough bytes. */
-static mp_status keep_stored(const mp_builder *builder, mp_error *error) {
+static mp_status leave_unpacked(const mp_builder *builder, mp_error *error) {
     mp_weight_store *store = builder->store;
     uint64_t bytes = 0;
     int count = 0;
@@ -400,17 +400,19 @@ static mp_status keep_stored(const mp_builder *builder, mp_error *error) {
     const bool mapped = builder->use == MP_WEIGHTS_MAPPED; /* without packed data, which processes share */
     if ((builder->shared && !mapped) || count == 0 || bytes < mp_weights_threshold(builder->use))
         return MP_OK;
-    MP_TRY(mp_stored_create(builder->weights, count, mapped, &store->stored, error));
-    MP_TRY(mp_weights_read_fast(mp_weights_spec(builder->weights), &store->stored->fast, error));
+    MP_TRY(mp_weight_store_pack_on_use(store, builder->weights, error));
+    MP_TRY(mp_weights_read_fast(mp_weights_spec(builder->weights), &store->fast, error));
+    store->mapped = mapped;
     for (int i = 0; i < store->count; i++) {
         mp_build_job *job = &store->jobs[i];
         if (!job->may_stay)
             continue;
         mp_linear *linear = job->linear;
-        MP_TRY(mp_stored_add(store->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));
+        MP_TRY(mp_weight_store_add_linear(store, &linear->w[job->part], &job->tensor, &linear->panels[job->part],
+                                          error));
         job->linear = NULL; /* not packed by finish */
     }
-    mp_stored_fetch(store->stored);
+    mp_weight_store_fetch(store);
     return MP_OK;
 }
 
@@ -594,7 +596,7 @@ mp_status mp_builder_finish(const mp_builder *builder, mp_lease *lease, mp_budge
     MP_TRY(place_slab(builder, builder->store->slab_bytes + MP_WMAT_SLACK, lease, budget, progress, error));
     mp_progress_set(progress, packing, 0);
     fill_vectors(builder, filled);
-    mp_status status = keep_stored(builder, error);
+    mp_status status = leave_unpacked(builder, error);
     if (!filled && status == MP_OK)
         status = pack_matrices(builder, lease, budget, progress, error);
     if (!filled && status == MP_OK && shared)

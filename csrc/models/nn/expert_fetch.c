@@ -8,9 +8,7 @@ static bool is_new(const mp_experts *experts, int e) {
 
 /* Returns the matrix of an expert if passes read it from the file, or NULL if a packed copy of it is kept. */
 static const mp_tensor *in_file(const mp_expert_matrix *matrix, int e) {
-    const mp_packed_matrix *packed = matrix->packed;
-    const bool reads = !packed || atomic_load_explicit(&packed->left[e], memory_order_relaxed) > 0;
-    return reads ? &matrix->tensors[e] : NULL;
+    return !matrix->packed || mp_panels_left(matrix->packed, e) ? &matrix->tensors[e] : NULL;
 }
 
 /* Returns true if a quarter of a sample of the matrices of chosen experts are not in memory. */

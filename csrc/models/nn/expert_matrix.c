@@ -147,13 +147,13 @@ static mp_status find_biases(mp_expert_matrix *matrix, const mp_weights *weights
 
 /* IQ1, IQ2, IQ3 and TQ1_0 take 1.2 to 2.1 times their stored size when packed; such experts stay in the file, so that a
  * model never needs much more memory than its file. */
-static void keep_copies(mp_expert_matrix *matrix, mp_packed_experts *packed) {
+static void keep_copies(mp_expert_matrix *matrix, mp_weight_store *store) {
     mp_wmat w;
     mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);
-    if (packed && mp_wmat_bytes(&w) / 20 <= mp_expert_bytes(matrix) / 17)
-        matrix->packed = mp_packed_experts_add(packed, &w, matrix->count);
-    if (packed && !matrix->packed)
-        packed->partial = true;
+    if (mp_wmat_bytes(&w) / 20 <= mp_expert_bytes(matrix) / 17)
+        matrix->packed = mp_weight_store_add_experts(store, &w, matrix->tensors, matrix->count);
+    if (!matrix->packed)
+        store->partial = true;
 }
 
 mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,
@@ -175,7 +175,8 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, const mp_builder *buil
                        MP_I8_MAX_INPUTS);
     builder->store->parameters += (int64_t)count * N * K;
     builder->store->reads.bytes += (uint64_t)count * mp_expert_bytes(matrix);
-    keep_copies(matrix, builder->store->experts);
+    if (builder->store->keeps_experts)
+        keep_copies(matrix, builder->store);
     return MP_OK;
 }
 

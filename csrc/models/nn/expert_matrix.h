@@ -1,12 +1,11 @@
 /* nn/expert_matrix.h: one matrix of every expert of a layer, in the layout of its file. Loading copies nothing;
  * whenever an expert is used, its rows are converted to the form that kernels/pack.h takes, unless a packed copy of
- * them is kept (nn/packed_experts.h). */
+ * them is kept (nn/weight_store.h). */
 #ifndef MP_MODELS_NN_EXPERT_MATRIX_H
 #define MP_MODELS_NN_EXPERT_MATRIX_H
 
 #include "files/scaled_weights.h"
 #include "models/nn/builder.h"
-#include "models/nn/packed_experts.h"
 
 typedef enum mp_expert_layout {
     MP_EXPERT_ROWS,    /* [N, K], as linear layers store it */
@@ -26,7 +25,7 @@ typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
     mp_dtype dtype;               /* type of the rows that mp_expert_rows returns */
     mp_wkind kind;
     int32_t count, N, K;
-    mp_packed_matrix *packed; /* NULL: no copies are kept. Owned by the builder's mp_packed_experts */
+    mp_panels *packed; /* NULL: no copies are kept. Owned by the weight store */
 } mp_expert_matrix;
 
 /* Finds matrix `part` (gate, up or down) of a layer's experts. The tensors are one of:

@@ -9,24 +9,15 @@
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-mp_status mp_experts_keep(const mp_builder *builder, mp_budget *budget, mp_error *error) {
+mp_status mp_experts_keep(const mp_builder *builder, mp_error *error) {
     mp_weight_store *store = builder->store;
     store->reads.name = mp_spec_origin(mp_weights_spec(builder->weights));
     store->reads.blind = !mp_weights_owned(builder->weights);
     if (builder->shared || builder->use == MP_WEIGHTS_MAPPED)
         return MP_OK;
-    store->experts = mp_packed_experts_create(builder->weights, budget);
-    return store->experts ? MP_OK : mp_fail_memory(error, sizeof *store->experts, "the list of experts");
-}
-
-void mp_experts_facts(const mp_weight_store *store, mp_model_base *base) {
-    const mp_packed_experts *packed = store->experts;
-    base->facts.expert_bytes = (int64_t)store->reads.bytes;
-    base->thrashing = &store->reads.thrashing;
-    if (packed && packed->most > 0) {
-        base->expert_copies = &packed->kept;
-        base->expert_copies_most = packed->partial ? UINT64_MAX : packed->most;
-    }
+    MP_TRY(mp_weight_store_pack_on_use(store, builder->weights, error));
+    store->keeps_experts = true;
+    return MP_OK;
 }
 
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, const mp_builder *builder,
@@ -219,11 +210,11 @@ static void run_stored(const mp_tensor *rows, const mp_acts *acts, int32_t from,
  * it will be kept, and into `own` otherwise, unless there are so few entries that the stored rows are multiplied. */
 static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int panels, const mp_acts *acts,
                       int32_t from, int32_t to, uint8_t *own, float *y, int64_t ldy) {
-    mp_packed_matrix *packed = matrix->packed;
+    mp_panels *packed = matrix->packed;
     const bool biased = matrix->biases.data;
     const int32_t n0 = panel * MP_PANEL_N;
     int kept = 0;
-    while (kept < (biased ? 1 : panels) && mp_packed_is_kept(packed, expert, panel + kept))
+    while (kept < (biased ? 1 : panels) && mp_panel_is_packed(packed, expert, panel + kept))
         kept++;
     mp_wmat part = part_of(matrix, panel, kept ? kept : 1, own);
     float biases[MP_PANEL_N];
@@ -234,27 +225,27 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
     }
     if (!kept) {
         const bool stored = mp_stored_can(matrix->dtype, acts->kind, to - from);
-        const bool keep = mp_packed_wants(packed, expert, panel, stored);
+        const bool keep = mp_panel_claim_expert(packed, expert, panel, stored);
         const mp_tensor rows = mp_expert_rows(matrix, expert, n0, part.N, own + panel_bytes(matrix));
         if (stored && !keep) {
             const uint64_t began = packed ? mp_sys_now_ns() : 0;
             run_stored(&rows, acts, from, to, end.bias, y + n0, ldy);
             if (packed)
-                mp_packed_note_stored(packed, mp_sys_now_ns() - began);
+                mp_weight_store_note_stored(packed->store, mp_sys_now_ns() - began);
             return 1;
         }
         if (keep)
-            part.data = mp_packed_panel(packed, expert, panel);
+            part.data = mp_panel_place(packed, expert, panel);
         if (stored) /* kept, although the stored rows could be multiplied */
-            mp_pack_budget_pack(&packed->all->pass_time, &part, &rows, 0, 1);
+            mp_pack_budget_pack(&packed->store->expert_time, &part, &rows, 0, 1);
         else
             mp_wmat_pack(&part, &rows, 0, 1);
         mp_gemm(&part, acts, from, to, 0, 1, &end, y + n0, ldy);
         if (keep)
-            mp_packed_keep(packed, expert, panel, &matrix->tensors[expert]);
+            mp_panel_publish(packed, expert, panel);
         return 1;
     }
-    part.data = mp_packed_panel(packed, expert, panel);
+    part.data = mp_panel_place(packed, expert, panel);
     mp_gemm(&part, acts, from, to, 0, kept, &end, y + n0, ldy);
     return kept;
 }
@@ -269,18 +260,18 @@ typedef struct pack_run {
 
 /* Packs the panels of an expert that may be kept. Returns false if `until_ns` was over before the last one. */
 static bool pack_matrix(const mp_expert_matrix *matrix, int expert, uint64_t until_ns, uint8_t *own) {
-    mp_packed_matrix *packed = matrix->packed;
+    mp_panels *packed = matrix->packed;
     for (int panel = 0; packed && panel < packed->panels; panel++) {
-        if (mp_packed_is_kept(packed, expert, panel))
+        if (mp_panel_is_packed(packed, expert, panel))
             continue;
         if (mp_sys_now_ns() >= until_ns)
             return false;
-        if (!mp_packed_wants(packed, expert, panel, false))
+        if (!mp_panel_claim_expert(packed, expert, panel, false))
             continue;
-        mp_wmat part = part_of(matrix, panel, 1, mp_packed_panel(packed, expert, panel));
+        mp_wmat part = part_of(matrix, panel, 1, mp_panel_place(packed, expert, panel));
         const mp_tensor rows = mp_expert_rows(matrix, expert, panel * MP_PANEL_N, part.N, own);
         mp_wmat_pack(&part, &rows, 0, 1);
-        mp_packed_keep(packed, expert, panel, &matrix->tensors[expert]);
+        mp_panel_publish(packed, expert, panel);
     }
     return true;
 }
@@ -311,19 +302,19 @@ void mp_experts_pack(const mp_experts *experts, mp_lease *lease, mp_budget *budg
 void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_lease *lease, uint8_t *own) {
     const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
     for (int i = 0; i < 3 * experts->count; i++) {
-        mp_packed_matrix *packed = parts[i % 3]->packed;
+        mp_panels *packed = parts[i % 3]->packed;
         const int expert = i / 3;
         if (!packed || !atomic_load_explicit(&packed->pending[expert], memory_order_relaxed))
             continue;
-        if (!mp_packed_has_pending(packed->all) || mp_lease_poll(lease))
+        if (!mp_weight_store_has_pending(packed->store) || mp_lease_poll(lease))
             return;
         const uint64_t began = mp_sys_now_ns();
         const bool whole = pack_matrix(parts[i % 3], expert, until_ns, own);
-        mp_pack_budget_spend(&packed->all->idle_time, mp_sys_now_ns() - began);
+        mp_pack_budget_spend(&packed->store->idle_time, mp_sys_now_ns() - began);
         if (!whole)
             return;
         const bool has_memory = atomic_load_explicit(&packed->data[expert], memory_order_relaxed) != NULL;
-        mp_packed_end_pending(packed, expert, has_memory);
+        mp_weight_store_end_pending(packed, expert, has_memory);
     }
 }
 

@@ -3,7 +3,7 @@
  *
  * Expert matrices stay as stored. If an expert has few rows, its stored rows are multiplied as they are
  * (mp_stored_can); otherwise each thread packs one panel at a time and computes with it. Panels that it packs
- * are kept while memory is plentiful (nn/packed_experts.h). Experts otherwise take no memory besides the mapped file,
+ * are kept while memory is plentiful (nn/weight_store.h). Experts otherwise take no memory besides the mapped file,
  * and the bytes of an expert without rows are not read. Rows are grouped by expert, so each matrix is read once a pass.
  * The output of a row depends on its own routing alone: ties go to the lowest id, and expert outputs are added in
  * routing order.
@@ -52,12 +52,9 @@ typedef struct mp_experts_shape {
     float clamp;
 } mp_experts_shape;
 
-/* Lets the experts that are added to the builder next keep packed copies, charged to `budget`, unless the weights stay
- * mapped, or are shared with worker processes, which do not share what they pack. Measures the reads of these
- * experts. */
-mp_status mp_experts_keep(const mp_builder *builder, mp_budget *budget, mp_error *error);
-/* Sets the facts of a model about its experts. */
-void mp_experts_facts(const mp_weight_store *store, mp_model_base *base);
+/* Lets the experts that are added next keep packed copies, unless the weights stay mapped, or are shared with worker
+ * processes, which do not share what they pack. Measures the reads of these experts. */
+mp_status mp_experts_keep(const mp_builder *builder, mp_error *error);
 /* Reads blk.{layer}.ffn_gate_inp and the experts' matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
  * The builder's weights must outlive the experts. */
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, const mp_builder *builder,
@@ -67,7 +64,7 @@ void mp_experts_deinit(mp_experts *experts);
  * budget stays free. Charges scratch to `budget` meanwhile. If the scratch is refused, or the lease is cancelled,
  * passes pack the rest. Call after mp_builder_finish, and mp_weights_check_poisoned after it. */
 void mp_experts_pack(const mp_experts *experts, mp_lease *lease, mp_budget *budget);
-/* Packs the pending experts (nn/packed_experts.h) of a layer until the time of idle workers is used up, or `until_ns`
+/* Packs the pending experts (nn/weight_store.h) of a layer until the time of idle workers is used up, or `until_ns`
  * has passed. own: scratch of mp_experts_thread_scratch bytes. */
 void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_lease *lease, uint8_t *own);
 

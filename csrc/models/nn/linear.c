@@ -1,7 +1,94 @@
 #include "models/nn/linear.h"
 
 #include <assert.h>
-#include <stdatomic.h>
+
+/* ---- matrices that may be unpacked ------------------------------------------------------------------------------- */
+
+/* Packs one panel into scratch, as a matrix of one panel, and computes with it. */
+static void gemm_through_scratch(const mp_panels *panels, const mp_wmat *w, const mp_acts *x, int panel,
+                                 const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
+    int32_t n0 = panel * MP_PANEL_N, left = w->N - n0, n = left < MP_PANEL_N ? left : MP_PANEL_N;
+    mp_tensor rows = panels->source;
+    rows.data = mp_tensor_row(&panels->source, n0);
+    rows.nbytes = panels->source.nbytes / (uint64_t)w->N * (uint64_t)n;
+    rows.shape[0] = n;
+    mp_wmat one = *w;
+    one.N = n;
+    one.panels = 1;
+    one.data = scratch;
+    mp_wmat_pack(&one, &rows, 0, 1);
+    mp_epilogue end = ep ? *ep : (mp_epilogue){0};
+    if (end.bias)
+        end.bias += n0;
+    if (end.residual)
+        end.residual += n0;
+    mp_gemm(&one, x, 0, x->M, 0, 1, &end, y + n0, ldy);
+}
+
+/* Returns the end of the outputs of the panels before panel1. */
+static int outputs_end(const mp_wmat *w, int panel1) { return panel1 < w->panels ? panel1 * MP_PANEL_N : w->N; }
+
+/* Computes with panels [panel0, panel1), none of which was packed a moment ago, without keeping any. */
+static void gemm_unpacked(const mp_panels *panels, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
+                          const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
+    if (mp_gemm_stored(&panels->source, x, panel0 * MP_PANEL_N, outputs_end(w, panel1), panels->store->fast, ep,
+                       (float *)(void *)scratch, y, ldy))
+        return;
+    for (int p = panel0; p < panel1; p++)
+        gemm_through_scratch(panels, w, x, p, ep, y, ldy, scratch);
+}
+
+/* Packs a panel permanently if there is time and no other thread packs it. Returns true if it did; the caller then
+ * calls mp_panel_publish. */
+static bool keep_panel(mp_panels *panels, const mp_wmat *w, int panel) {
+    mp_pack_budget *time = &panels->store->linear_time;
+    if (!mp_pack_budget_left(time) || !mp_panel_claim(panels, 0, panel))
+        return false;
+    mp_wmat whole = *w;
+    mp_pack_budget_pack(time, &whole, &panels->source, panel, panel + 1);
+    return true;
+}
+
+void mp_panels_gemm(mp_panels *panels, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
+                    const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *panel_scratch) {
+    for (int p = panel0, end; p < panel1; p = end) {
+        end = p;
+        while (end < panel1 && mp_panel_is_packed(panels, 0, end))
+            end++;
+        if (end > p) {
+            mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
+            continue;
+        }
+        do /* panel p counts as unpacked, even if another thread has packed it since */
+            end++;
+        while (end < panel1 && !mp_panel_is_packed(panels, 0, end));
+        /* OpenBLAS multiplies stored rows, and needs large products: it gets all panels up to the next packed one.
+         * These are packed afterwards, for later passes. */
+        const int outputs = outputs_end(w, end) - p * MP_PANEL_N;
+        const bool by_blas = mp_gemm_stored_by_blas(&panels->source, x, outputs, panels->store->fast);
+        if (!by_blas && keep_panel(panels, w, p)) {
+            end = p + 1;
+            mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
+            mp_panel_publish(panels, 0, p);
+            continue;
+        }
+        gemm_unpacked(panels, w, x, p, end, ep, y, ldy, panel_scratch);
+        for (int panel = p; by_blas && panel < end; panel++)
+            if (keep_panel(panels, w, panel))
+                mp_panel_publish(panels, 0, panel);
+    }
+}
+
+void mp_linear_row(const mp_linear *linear, int part, int32_t n, float *out) {
+    const mp_wmat *w = &linear->w[part];
+    const mp_panels *panels = linear->panels[part];
+    if (!panels || mp_panel_is_packed(panels, 0, n / MP_PANEL_N))
+        mp_wmat_row(w, n, out);
+    else
+        mp_dequantize_row(panels->source.dtype, mp_tensor_row(&panels->source, n), w->K, out);
+}
+
+/* ---- layers ------------------------------------------------------------------------------------------------------ */
 
 /* Parts usually take the same type of activations; each distinct type is prepared once. */
 static bool first_of_kind(const mp_linear *linear, int part) {
@@ -67,9 +154,9 @@ static void linear_multiply(const mp_linear *linear, const mp_team_thread *threa
         part.bias = linear->bias ? linear->bias + linear->column[p] : NULL;
         if (part.residual)
             part.residual += linear->column[p];
-        mp_stored_part *stored = linear->stored[p];
-        if (stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0)
-            mp_stored_gemm(stored, w, &acts[p], (int)from, (int)to, &part, y + linear->column[p], ldy, panel_scratch);
+        mp_panels *panels = linear->panels[p];
+        if (panels && mp_panels_left(panels, 0))
+            mp_panels_gemm(panels, w, &acts[p], (int)from, (int)to, &part, y + linear->column[p], ldy, panel_scratch);
         else
             mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
     }
@@ -107,7 +194,7 @@ void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, cons
     assert(linear->parts == 1);
     const mp_wmat *w = &linear->w[0];
     const mp_epilogue ep = {.bias = linear->bias};
-    mp_stored_part *stored = linear->stored[0];
+    mp_panels *panels = linear->panels[0];
     mp_acts acts[MP_LINEAR_PARTS];
     int64_t row0, row1;
     mp_team_split(thread, M, 1, &row0, &row1);
@@ -120,8 +207,8 @@ void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, cons
         const int32_t column = p * MP_PANEL_N, last = past < w->panels ? past * MP_PANEL_N : w->N;
         /* the kernels index outputs from column 0 of the whole layer on */
         float *const y = (float *)((uintptr_t)tile - (uintptr_t)column * sizeof(float));
-        if (stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0)
-            mp_stored_gemm(stored, w, acts, p, past, &ep, y, ld, panel_scratch);
+        if (panels && mp_panels_left(panels, 0))
+            mp_panels_gemm(panels, w, acts, p, past, &ep, y, ld, panel_scratch);
         else
             mp_gemm(w, acts, 0, M, p, past, &ep, y, ld);
         take(arg, column, last - column, tile, ld);
@@ -135,7 +222,7 @@ mp_linear mp_linear_view(const mp_linear *linear, int first, int count) {
         view.w[p] = linear->w[first + p];
         view.column[p] = linear->column[first + p];
         view.acts[p] = linear->acts[first + p];
-        view.stored[p] = linear->stored[first + p];
+        view.panels[p] = linear->panels[first + p];
         view.N += view.w[p].N;
     }
     view.updates = linear->updates;
@@ -146,7 +233,7 @@ mp_linear mp_linear_view(const mp_linear *linear, int first, int count) {
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
     const bool gated = linear->parts == 2 && linear->w[0].N == linear->w[1].N;
     for (int i = 0; i < linear->parts; i++)
-        if (linear->stored[i] && linear->stored[i]->all->mapped)
+        if (linear->panels[i] && linear->panels[i]->store->mapped)
             return false;
     return (gated || linear->parts == 1) && next->parts == 1 && linear->w[0].N <= next->K &&
            next->K % MP_PANEL_N == 0 && mp_gemm_acts_can(linear->w[0].N, (mp_akind)next->acts[0]);

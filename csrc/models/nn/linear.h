@@ -10,7 +10,7 @@
 #include "files/weights.h"
 #include "kernels/kernels.h"
 #include "models/engine.h"
-#include "models/nn/stored.h"
+#include "models/nn/weight_store.h"
 
 enum { MP_LINEAR_PARTS = 3 };
 
@@ -21,10 +21,17 @@ typedef struct mp_linear {
     float *bias;                     /* [N] or NULL */
     int32_t N, K;
     uint8_t acts[MP_LINEAR_PARTS];           /* mp_akind of each part */
-    mp_stored_part *stored[MP_LINEAR_PARTS]; /* NULL if the part was packed at load */
+    mp_panels *panels[MP_LINEAR_PARTS];      /* NULL if the part was packed at load */
     struct mp_low_rank **updates; /* by adapter, NULL for those that leave the layer as it is (nn/adapter.h); or NULL */
     int first; /* views: index of the first part in the whole layer; otherwise 0 */
 } mp_linear;
+
+/* Like mp_gemm over all rows of x and panels [panel0, panel1) of a matrix that may be unpacked; packs panels on the
+ * way, as the store decides. panel_scratch: store->panel_scratch bytes of the calling thread. */
+void mp_panels_gemm(mp_panels *panels, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
+                    const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *panel_scratch);
+/* Writes row n [K] of the matrix of a part, which may be unpacked. */
+void mp_linear_row(const mp_linear *linear, int part, int32_t n, float *out);
 
 /* Scratch for the prepared activations of up to M rows, shared by all threads. */
 size_t mp_linear_scratch(const mp_linear *linear, int M);
@@ -33,7 +40,7 @@ size_t mp_linear_scratch(const mp_linear *linear, int M);
  * outputs. x must be complete (after a barrier). Ends WITHOUT a barrier. There is one barrier inside, except in two
  * cases: all parts take fp32 activations, which need no preparation; or M <= MP_PRIVATE_ROWS and private_scratch is not
  * NULL, so that each thread prepares all rows by itself. x NULL: uses the activations that mp_linear_into has left in
- * `scratch`, after a barrier; no barrier inside. panel_scratch: as in mp_stored_gemm; required while the layer has
+ * `scratch`, after a barrier; no barrier inside. panel_scratch: as in mp_panels_gemm; required while the layer has
  * unpacked panels, otherwise NULL. */
 enum { MP_PRIVATE_ROWS = 4 };
 void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
