@@ -2,9 +2,7 @@
 
     compare            embeddings and text compared with each installed peer, as ratios (the default)
     images             image embeddings compared with torch, ONNX Runtime and OpenVINO
-    image-generation   steps of FLUX.1 and Stable Diffusion 3.5 compared with diffusers
     outputs            sparse vectors, token vectors and labels compared with sentence-transformers and others
-    vision             time to the first token of a prompt with an image, compared with transformers
     serving            HTTP overhead, and throughput compared with llama.cpp's servers
     pool               overhead of the pool
     masks              overhead of structured output
@@ -20,8 +18,6 @@
 ``python -m benchmarks COMMAND --help`` lists the options of a command. ``benchmarks/README.md`` describes the method.
 """
 
-from __future__ import annotations
-
 import compileall
 import importlib
 import importlib.util
@@ -29,10 +25,10 @@ import os
 import sys
 
 #: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
-COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "outputs": "outputs",
-            "vision": "vision", "serving": "serving", "pool": "pool", "masks": "masks", "kernels": "kernel_rates",
-            "search": "search", "contexts": "contexts", "low-bits": "low_bits", "half-memory": "half_memory",
-            "success": "success", "tables": "tables", "synthetic": "synthetic"}
+COMMANDS = {"compare": "compare", "images": "images", "outputs": "outputs", "serving": "serving", "pool": "pool",
+            "masks": "masks", "kernels": "kernel_rates", "search": "search", "contexts": "contexts",
+            "low-bits": "low_bits", "half-memory": "half_memory", "success": "success", "tables": "tables",
+            "synthetic": "synthetic"}
 
 
 def write_bytecode() -> None:

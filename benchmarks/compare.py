@@ -8,8 +8,6 @@ mpool's gets more turns (``--again``). A peer is compared with mpool in the same
 (``--engines mpool:int8,...``), else with mpool's default.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib

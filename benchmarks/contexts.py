@@ -6,8 +6,6 @@ bytes that a token reads, weights (``--bytes``) and cached keys and values, time
 threads read memory in the probes around the prompt. With ``--json``, every prompt is a turn of the record.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -5,8 +5,6 @@ way to use the threads. ``imports`` imports the library and all its dependencies
 with and without imports.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, Protocol
 

@@ -9,8 +9,6 @@ nothing. Files are those of :mod:`benchmarks.synthetic`, with ``--routing`` of e
 Prints the rates of a prompt and of decoding after it, and the pages that had to be read from the disk.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

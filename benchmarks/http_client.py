@@ -2,8 +2,6 @@
 small.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

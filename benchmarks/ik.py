@@ -11,8 +11,6 @@ such a model are compared, build it with random tokens: ``std::rand() % llama_n_
 calls of ``common_batch_add`` after the warm-up.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import statistics

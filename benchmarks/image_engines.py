@@ -5,8 +5,6 @@ A shape is a transformers folder with seeded weights: rates depend on sizes only
 model's input size, or JPEG files. Peers decode JPEG with Pillow and preprocess with transformers' processor.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import statistics

@@ -5,8 +5,6 @@ which the machine was in one state. Shapes are CLIP ViT-B/32, CLIP ViT-L/14-336 
 transformers makes the weights; ``--maker`` names an interpreter that has it and torch.
 """
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

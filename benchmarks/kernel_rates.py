@@ -7,8 +7,6 @@
 Uses gcc, or the compiler in ``CC``. Recompiles only changed files.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

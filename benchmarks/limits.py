@@ -5,8 +5,6 @@ per pair of positions and component. The work of decode is counted in bytes: eac
 the experts that the router chooses for a row count.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

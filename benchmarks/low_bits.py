@@ -10,8 +10,6 @@ values, which it keeps for later prompts. ``--ik FOLDER`` adds ik_llama.cpp thro
 (:mod:`benchmarks.ik`), for the types that it reads. In the record of ``--json``, a type is a topic of one round.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

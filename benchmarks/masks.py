@@ -8,8 +8,6 @@ the forward pass of the next token.
 The CPU share of other processes is printed with the figures: on a machine in use by others they mean little.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Command lines of the benchmarks, and the options that several have."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

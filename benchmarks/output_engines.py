@@ -5,8 +5,6 @@ A shape is a folder of sentence-transformers or transformers with seeded weights
 of the SPLADE model's head leaves about 150 values in a vector, as trained models do.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

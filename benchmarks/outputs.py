@@ -6,8 +6,6 @@ layers of 384 and a classifier of DistilBERT's size, with seeded weights and the
 sentence-transformers makes the folders; ``--maker`` names an interpreter that has it.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ folder's tokenizer.json and truncates texts to the folder's maximum length. Batc
 in sentence-transformers. Vectors are mean-pooled and have length 1.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor

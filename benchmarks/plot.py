@@ -3,8 +3,6 @@
 The text is made without a library, so the same record always gives the same bytes, and a test can compare them.
 """
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 

@@ -6,8 +6,6 @@ same time. Each part runs in a process of its own. Prints a table, with the load
 machine that others use.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """State of the machine around a measurement: memory bandwidth, distance between cores, CPU time of other processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -44,7 +42,7 @@ class Probe:
         done = subprocess.run([self.program, *map(str, pair)], capture_output=True, text=True, timeout=60)
         return json.loads(done.stdout) if done.returncode == 0 else None
 
-    def around(self, run: Callable[[], T]) -> tuple[T, Frame]:
+    def around(self, run: Callable[[], T]) -> tuple[T, "Frame"]:
         """Return the result of ``run``, and the probes before and after it."""
         before = self.run()
         with Watch() as watch:
@@ -70,7 +68,7 @@ class Watch:
     children.
     """
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         self.cpus = os.sched_getaffinity(0)
         self.start, self.busy, self.own = time.monotonic(), self._busy(), self._own()
         self.others: float | None = None

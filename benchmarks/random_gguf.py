@@ -4,8 +4,6 @@ Every byte of a matrix is random, except for the scales, which give values of ab
 of 16 MB, so memory does not limit its size.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

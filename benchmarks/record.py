@@ -4,8 +4,6 @@ A record has every turn with the probes around it. Its summary follows from the 
 ``problems`` checks that it does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -245,8 +243,3 @@ def _contradictions(record: dict[str, Any]) -> list[str]:
         if {key: value for key, value in given.items() if key != "limit"} != computed[topic][measure][engine]:
             found.append(f"summary: {topic}, {measure}, {engine} does not follow from the turns")
     return found
-
-
-def all_records() -> list[Path]:
-    """Return the paths of the committed records."""
-    return sorted(RESULTS.glob("*.json"))

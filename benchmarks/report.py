@@ -1,7 +1,5 @@
 """Medians, ratios and tables from the turns of a run."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any

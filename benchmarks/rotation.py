@@ -1,7 +1,5 @@
 """Base of the comparisons of engines: processes, turns between two probes, options, and the written record."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

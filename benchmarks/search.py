@@ -10,8 +10,6 @@ weights: their nDCG says nothing about quality, only whether both libraries rank
 of its own. Nothing here measures speed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -20,8 +20,6 @@ peers have none, unless ``--speculation`` is given.
 The CPU share of other processes is printed with the figures: on a machine in use by others they mean little.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -14,8 +14,6 @@ space, and removed. A cold cache is one from which the system dropped the file's
 shows whether it did. Exit code 0: all criteria passed. 1: some failed. 2: not enough disk space or memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

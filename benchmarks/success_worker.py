@@ -1,7 +1,5 @@
 """A process that measures one part of ``python -m benchmarks success``: see :mod:`benchmarks.own_process`."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 import time

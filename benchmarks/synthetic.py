@@ -24,8 +24,6 @@ values are the same for all tokens, and the routers read the preferences of the 
 With ``--type``, all linear matrices of the layers of a qwen3 shape have that type; the token embeddings stay in Q6_K.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

@@ -4,16 +4,12 @@ A table stands between ``<!-- table: NAME from benchmarks/results/FILE.json -->`
 between these markers is made from that record: machine, date, versions, number of undisturbed turns, spread, and the
 table. ``plot`` also writes ``docs/_static/speed.svg``. ``--check`` writes nothing, and fails if a document or the plot
 differs from what the records give.
-
-Both also fail if a table outside the markers has measured rates without exactly one machine and a date beside it.
 """
-
-from __future__ import annotations
 
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -365,41 +361,6 @@ def made(text: str, root: Path) -> tuple[str, dict[str, str]]:
     return out, plots
 
 
-#: Measured rates: a unit per second, a ratio, or a cell that is a time or a size.
-RATE = re.compile(r"\b(?:texts|tokens|images|requests|calls|steps|[GM]B)(?:/s| a second| per second)|\b\d[\d.]*x\b"
-                  r"|\|\s*[\d.,]+ (?:s|ms|us|MB|GB)\s*(?=[(|])")
-MACHINE = re.compile(r"\b(Zen \d\w*|Xeon|Ryzen|Core i\d|Neoverse|Graviton\w*|Apple M\d)")
-DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
-
-
-def unmarked(text: str) -> Iterator[str]:
-    """Yield what is wrong with tables of measured rates outside the markers."""
-    lines = MARKED.sub("\n", text).splitlines()
-    heading = 0
-    fence = False
-    for at, line in enumerate(lines):
-        if line.lstrip().startswith("```"):
-            fence = not fence
-        if fence:
-            continue
-        if line.startswith("#"):
-            heading = at
-        if line.startswith("|") and not lines[at - 1].startswith("|"):
-            table = []
-            for row in lines[at:]:
-                if not row.startswith("|"):
-                    break
-                table.append(row)
-            if not RATE.search("\n".join(table)):
-                continue
-            before = "\n".join(lines[heading:at])
-            machines = set(MACHINE.findall(before + "\n".join(table)))
-            if not DATE.search(before) or len(machines) != 1:
-                yield (f"the table {table[0]!r} has measured rates. It must be between markers, or a date and one "
-                       "machine must stand between its heading and it; found "
-                       + (', '.join(sorted(machines)) or 'no machine'))
-
-
 def check(root: Path, write: bool = False) -> list[str]:
     """Return what is wrong with the documents, after writing them if ``write``."""
     found = []
@@ -418,7 +379,6 @@ def check(root: Path, write: bool = False) -> list[str]:
         if wanted != given and write:
             path.write_text(wanted)
         shown |= plots
-        found += [f"{name}: {fault}" for fault in unmarked(given)]
     for name, content in shown.items():
         path = root / name
         if write:

@@ -4,8 +4,6 @@ The speed of a model depends on a text's length and not on its content. ``mixed`
 from 3 words to 150, 31 tokens on average in BERT's vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import random
 

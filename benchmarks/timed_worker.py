@@ -1,7 +1,5 @@
 """Times of ``mpool worker`` as its client sees them: first token, /health and cancellation while a job runs."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

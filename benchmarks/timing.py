@@ -1,7 +1,5 @@
 """Clocks and threads of the benchmarks."""
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time

@@ -3,8 +3,6 @@
 A rate is that of the median repetition. The program runs by path, so that only installed packages are imported.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

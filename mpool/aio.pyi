@@ -30,7 +30,7 @@ def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os
           allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
           fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[NDArray[Any]]: ...
-def embed_iter(iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
+def embed_iter(texts: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
                dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
                compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                task: Literal['query', 'document'] | None = None, prompt: str | None = None,

@@ -6,12 +6,13 @@ All modules of the package use these functions, which gives every invalid argume
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeVar
 
 from . import foreign_names
@@ -85,6 +86,18 @@ def check_path(param: str, path: str | os.PathLike[str]) -> None:
         refuse(param, path, "a path without unpaired surrogates")
     if nul:
         refuse(param, path, "a path without NUL characters")
+
+
+def surrogate_of(text: str, name: str) -> InvalidArgument | None:
+    """Return the error for a str that contains an unpaired surrogate and is not Unicode text; None if it is valid."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return InvalidArgument(param=name, allowed="Unicode text",
+                               got=f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
+                                   f"{error.start}",
+                               hint="text.encode('utf-8', 'replace').decode() makes it valid")
+    return None
 
 
 def is_same(value: Any, constant: Any) -> bool:
@@ -217,8 +230,6 @@ def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5
         count: maximum number of names.
         cutoff: minimum similarity, from 0 to 1. Names that contain ``name`` count as similar.
     """
-    import difflib
-
     by_lower = {other.lower(): other for other in known}
     wanted = name.lower()[:200]
     close = difflib.get_close_matches(wanted, by_lower, n=count, cutoff=cutoff)
@@ -257,6 +268,11 @@ def is_table(value: Any) -> bool:
     return (hasattr(value, "columns") or hasattr(value, "column_names")) and not isinstance(value, type)
 
 
+def hint_for_set(value: Set[Any]) -> str:
+    """Return what to do with a set, or with the keys of a dict, which are in order, where a list is needed."""
+    return "Pass list(d) for the keys of a dict" if isinstance(value, KeysView) else "A set has no order: pass a list"
+
+
 def items_of(param: str, value: Any, allowed: str) -> Iterable[Any]:
     """Return an iterable over the items of a container of texts, in the order of its rows.
 
@@ -282,14 +298,16 @@ def items_of(param: str, value: Any, allowed: str) -> Iterable[Any]:
     if isinstance(value, Mapping):
         refuse(param, value, allowed, hint="Pass list(d.values()) for the values of a dict")
     if isinstance(value, Set):
-        refuse(param, value, allowed, hint="A set has no order: pass a list")
+        refuse(param, value, allowed, hint=hint_for_set(value))
     if shape is not None and hasattr(value, "detach"):
         refuse(param, value, allowed, hint="Tensors have no texts")
     if not hasattr(value, "__iter__"):
         refuse(param, value, allowed)
     if getattr(value, "ndim", 1) != 1 or isinstance(shape, tuple) and len(shape) != 1:
         got = f"an array of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else shown(value)
-        raise InvalidArgument(param=param, got=got, allowed=allowed, hint="Pass an array of one dimension")
+        ids = param == "inputs" and getattr(dtype, "kind", "") in ("i", "u") and getattr(value, "ndim", 0) == 2
+        raise InvalidArgument(param=param, got=got, allowed=allowed, hint="Pass token ids as a list with an array for "
+                              "each text, without the ids of padding" if ids else "Pass an array of one dimension")
     kind = getattr(dtype, "kind", "")
     if kind in tuple("biucmMSV") and len(value):
         raise InvalidArgument(param=param, got=f"an array of {dtype}", allowed=allowed, hint="Pass token ids as a list "

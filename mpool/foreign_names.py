@@ -30,7 +30,6 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "ids": ("input_ids", "token_ids", "tokens"),
     "images": ("files", "image", "img", "input", "inputs", "paths"),
     "inputs": _TEXTS,
-    "iterable": _TEXTS,
     "labels": ("candidate_labels",),
     "max_active": ("max_active_dims",),
     "max_tokens": ("max_completion_tokens", "max_length", "max_new_tokens", "max_output_tokens", "num_predict"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from .api.methods import ModelVerbs
-from .checks import missing_attribute, refuse
+from .checks import missing_attribute, one_of, refuse
 from .errors import InvalidArgument, WrongCapability
 from .host.resources import list_of_caller, typed
+from .models.formats.adapters import check_places
+from .names import COMPUTE
+from .runtime import swapping
+from .runtime.load_options import LoadOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .runtime.entry import Entry
     from .runtime.health import Pong
-    from .runtime.load_options import LoadOptions
+    from .tokenizers import Tokenizer
 
 
 class Model(ModelVerbs):
@@ -47,7 +52,7 @@ class Model(ModelVerbs):
     def _entry(self) -> Entry:
         """Entry of the model that has the name now; :func:`mpool.swap` gives the name to another."""
         found = self._held
-        if found.successor is not None:
+        if found.replacement.successor is not None:
             found = found.latest()
             self._hold(found)
         return found
@@ -55,7 +60,7 @@ class Model(ModelVerbs):
     def _hold(self, entry: Entry) -> None:
         """Lead to an entry, which moves the handle when it loses its name."""
         self._held = entry
-        entry.handles[id(self)] = self
+        entry.replacement.handles[id(self)] = self
 
     @property
     def key(self) -> str:
@@ -93,6 +98,87 @@ class Model(ModelVerbs):
         """Description of the model's files. Reads them, and downloads them if they are missing."""
         return self._entry.describe()
 
+    @typed
+    def description_of(self, capability: str) -> ModelDescription:
+        """Return the description of the network that serves a capability: a model that embeds images and texts has
+        two. Reads the files.
+
+        Args:
+            capability: one of :attr:`capabilities`.
+
+        Raises:
+            WrongCapability: the model does not have the capability.
+        """
+        return self.pool._names.require(self._entry, capability).describe()
+
+    @property
+    def description_if_read(self) -> ModelDescription | None:
+        """As :attr:`description` if the files are read already; None: they are not. Reads no file."""
+        return self._entry.files.known
+
+    @property
+    @typed
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer: ids and bytes of single tokens, and their number. Reads the files.
+
+        Raises:
+            InvalidArgument: the model has none.
+        """
+        return self._entry.tokenizer()
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that :func:`mpool.load`, :func:`mpool.register` or :func:`mpool.swap` added, in
+        alphabetical order. ``description.embedding.adapters`` are those of the model's own files."""
+        return self._entry.setup.adapter_names
+
+    @typed
+    def set_adapters(self, adapters: Mapping[str, str | os.PathLike[str]]) -> None:
+        """Set the adapters as ``mpool.load(model, adapters=adapters)`` does, but without loading the model.
+
+        Args:
+            adapters: paths by name.
+
+        Raises:
+            InvalidArgument, MpoolError: as for :func:`mpool.load`.
+        """
+        options = LoadOptions.checked(None, None, None, None, adapters)
+        check_places(options.adapters or (), self.pool.config.model_folders)
+        self._entry.set_loading(options)
+
+    @typed
+    def with_compute(self, compute: str) -> Model:
+        """Return a handle of the same model whose requests use another compute type by default."""
+        one_of("compute", compute, COMPUTE)
+        return Model(self._entry, compute)
+
+    @property
+    def is_registered(self) -> bool:
+        """True if the name is one that :func:`mpool.register` gave."""
+        return self.pool._names.holder(self.key) is self._entry
+
+    @property
+    def core_keys(self) -> tuple[str, ...]:
+        """The keys of :func:`mpool.ps` and :func:`mpool.health` that belong to the model: one for each compute type and
+        capability that was used."""
+        return tuple(self._entry.core_keys())
+
+    @property
+    def revision(self) -> int:
+        """Number of the model's files as they were read. A request runs on one revision; another number means that the
+        files were read again, or that another model has the name."""
+        return self._entry.revision
+
+    @typed
+    def is_current(self) -> bool:
+        """Return True unless the next request reads files again because they changed."""
+        return swapping.is_current(self._entry)
+
+    @typed
+    def changed_file(self) -> str | None:
+        """Return the first file that changed since it was read; None: none changed."""
+        return self._entry.changed()
+
     @property
     @typed
     def dimensions(self) -> int:
@@ -104,7 +190,7 @@ class Model(ModelVerbs):
         image = self._entry.describe().image
         if image is not None:
             return image.output_size
-        settings = self._entry.pool._names.require(self._entry, "text_embedding").describe().embedding
+        settings = self.description_of("text_embedding").embedding
         assert settings is not None
         if "vectors" not in settings.outputs:
             raise WrongCapability(f"is {settings.kind}, which computes no embeddings", key=self.key)
@@ -120,7 +206,7 @@ class Model(ModelVerbs):
         """
         description = self._entry.describe()
         if description.image is not None:
-            description = self._entry.pool._names.require(self._entry, "text_embedding").describe()
+            description = self.description_of("text_embedding")
         if description.embedding is not None:
             return description.embedding.max_tokens
         if description.pipeline is not None:

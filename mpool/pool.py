@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from . import _core
 from .api.methods import PoolVerbs
 from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
@@ -16,15 +17,26 @@ from .durations import seconds_of
 from .errors import InvalidArgument, MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
 from .host.resources import typed
 from .model import MissingModel, Model
+from .models.describing import resolve
+from .models.formats.adapters import check_places
+from .models.references import LocalRef
+from .models.references import parse as parse_reference
 from .models.sources import offline_variables
 from .names import COMPUTE
 from .runtime import deadlines as _deadlines
-from .runtime import hosts, swapping
+from .runtime import events as _events
+from .runtime import health as _health
+from .runtime import hosts, overrides, swapping
 from .runtime import logs as _logging
+from .runtime import metrics as _metrics
+from .runtime import prometheus as _prometheus
 from .runtime.entry import Entry
+from .runtime.health import CapabilityPools
 from .runtime.history import History, RecordFields, RequestRecord
 from .runtime.load_options import LoadOptions
 from .runtime.naming import Names, check_name
+from .tasks import requests
+from .tasks import text_to_text as generation
 from .tasks.verbs import check_capability
 
 if TYPE_CHECKING:
@@ -116,9 +128,6 @@ class Pool(PoolVerbs):
             >>> mpool.tokenize("A sentence.", "all-MiniLM-L6-v2")
             [101, 1037, 6251, 1012, 102]
         """
-        from .tasks import requests
-        from .tasks import text_to_text as generation
-
         with requests.before(self, model, None):
             generation.check_text(text, add_special, parse_special)
         return generation.tokenize(self._find(model), text, add_special, parse_special)
@@ -140,9 +149,6 @@ class Pool(PoolVerbs):
             >>> mpool.detokenize(mpool.tokenize("Hello, world!", "SmolLM2-135M-Instruct"), "SmolLM2-135M-Instruct")
             'Hello, world!'
         """
-        from .tasks import requests
-        from .tasks import text_to_text as generation
-
         with requests.before(self, model, None):
             generation.check_ids(ids, skip_special)
         return generation.detokenize(self._find(model), ids, skip_special)
@@ -173,7 +179,7 @@ class Pool(PoolVerbs):
         if capability is not None:
             check_capability(capability)
         entry = self._find(model, capability)
-        return Model(entry._main or entry, model._compute if isinstance(model, Model) else "auto")
+        return Model(entry.main, model._compute if isinstance(model, Model) else "auto")
 
     @typed
     @known_keywords
@@ -251,7 +257,7 @@ class Pool(PoolVerbs):
         if progress is not None and not isinstance(progress, bool):
             refuse("progress", progress, "True, False or None")
         deadline = _deadlines.deadline_of(timeout)
-        self._check_adapters(options)
+        check_places(options.adapters or (), self.config.model_folders)
         options = replaced(options, draft=self._draft_ref(draft))
         if isinstance(model, Model) and is_same(compute, "auto"):
             compute = model._compute  # type: ignore[assignment]
@@ -268,7 +274,7 @@ class Pool(PoolVerbs):
             raise
         self._names.keep(entry)
         parts, key = entry.parts(), ""
-        was = [(part.loading, part._adapters) for part in parts]
+        was = [part.setup.saved() for part in parts]
         rows: list[dict[str, Any]] = []
         try:
             entry.set_loading(options)
@@ -286,7 +292,7 @@ class Pool(PoolVerbs):
                 self.registry.load(key, pin=pin, timeout=_deadlines.remaining(deadline, entry.key))
         except BaseException as error:
             for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
-                part.restore_loading(*before)
+                part.setup.restore(before)
             for row in rows:
                 with suppress(MpoolError):
                     self.registry.keep_alive(row["key"], row["keep_alive"],
@@ -313,7 +319,6 @@ class Pool(PoolVerbs):
             return draft  # type: ignore[no-any-return]
         if not isinstance(draft, (str, os.PathLike, Model)):
             refuse("draft", draft, "a key, a reference, a path, a Model, False or None")
-        from .models import LocalRef, parse_reference, resolve
 
         try:
             ref = self._find(draft).ref
@@ -334,6 +339,15 @@ class Pool(PoolVerbs):
                 + "These models are pinned and idle, and unload() frees their memory: " + ", ".join(idle)
 
     @typed
+    def check_free(self, name: str) -> None:
+        """Check that :meth:`register` may give a name.
+
+        Raises:
+            InvalidArgument: the name is not valid, or is one of the catalogue or of another model of the pool.
+        """
+        self._names.check_free(name, None)
+
+    @typed
     def unload(self, model: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
         """Free a model's memory after its active requests have completed, even if the model is pinned.
 
@@ -352,7 +366,7 @@ class Pool(PoolVerbs):
         if entry.changed(folders=True):
             swapping.renew(entry, deadline, pinned=False)
             return
-        entry.kept.clear()
+        entry.replacement.kept.clear()
         for key in entry.core_keys():
             with suppress(UnknownModel):  # another thread has unloaded it, because its files changed
                 self.registry.evict(key, timeout=_deadlines.remaining(deadline, key))
@@ -404,12 +418,12 @@ class Pool(PoolVerbs):
             True
         """
         options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
-        settings = _checked({"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
-                             "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
+        settings = overrides.checked(prompts=prompts, default_prompt_name=default_prompt_name, pooling=pooling,
+                                     normalize=normalize, max_length=max_length, chat_template=chat_template)
         if not isinstance(replace, bool):
             refuse("replace", replace, "True or False")
         check_name(name)
-        self._check_adapters(options)
+        check_places(options.adapters or (), self.config.model_folders)
         options = replaced(options, draft=self._draft_ref(draft))
         return Model(self._names.register(name, _ref_in("model", model), settings, options, replace))
 
@@ -468,10 +482,10 @@ class Pool(PoolVerbs):
         """
         _deadlines.deadline_of(timeout)  # raises for an invalid timeout before files are downloaded
         options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
-        settings = _checked({"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
-                             "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
+        settings = overrides.checked(prompts=prompts, default_prompt_name=default_prompt_name, pooling=pooling,
+                                     normalize=normalize, max_length=max_length, chat_template=chat_template)
         found = _ref_in("new", new)
-        self._check_adapters(options)
+        check_places(options.adapters or (), self.config.model_folders)
         options = replaced(options, draft=self._draft_ref(draft))
         entry = self._names.swap(_entry_of(model), found, settings, options, timeout)
         return Model(entry, model._compute if isinstance(model, Model) else "auto")
@@ -489,12 +503,12 @@ class Pool(PoolVerbs):
             >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
             ['text_embedding']
         """
-        from .debug import table
+        from .debug import table  # HTML and tables, which few programs print
 
         entries = self._names.entries()
-        isolated = {key for entry in entries if entry.runs_in == "process" for key in entry.core_keys()}
+        isolated = {key for entry in entries if entry.setup.runs_in == "process" for key in entry.core_keys()}
         drafts = {key: entry.loading.draft for entry in entries if entry.loading.draft for key in entry.core_keys()}
-        adapters = {key: entry.adapter_names for entry in entries if entry.loading.adapters
+        adapters = {key: entry.setup.adapter_names for entry in entries if entry.loading.adapters
                     for key in entry.core_keys()}
         return table(self._registry.entries() if self._registry is not None else (), isolated, drafts, adapters)
 
@@ -529,16 +543,11 @@ class Pool(PoolVerbs):
         """
         one_of("format", format, ("dict", "prometheus"))
         if format == "dict":
-            from .runtime import metrics as _metrics
-
             return _metrics.collect(self)
-        from .runtime import prometheus as _prometheus
 
         return _prometheus.prometheus(self)
 
     def _stats(self) -> dict[str, Any]:
-        from .runtime import metrics as _metrics
-
         return _metrics.stats(self)
 
     @typed
@@ -555,8 +564,6 @@ class Pool(PoolVerbs):
             >>> mpool.health().status
             'healthy'
         """
-        from .runtime import health as _health
-
         return _health.health(self)
 
     @typed
@@ -577,8 +584,6 @@ class Pool(PoolVerbs):
             >>> mpool.get("all-MiniLM-L6-v2").ping()[0].queue_depth
             0
         """
-        from .runtime import health as _health
-
         return _health.pongs(self, model)
 
     @typed
@@ -602,8 +607,6 @@ class Pool(PoolVerbs):
             >>> mpool.get("all-MiniLM-L6-v2").check(timeout=60) < 60
             True
         """
-        from .runtime import health as _health
-
         return _health.check(self, model, timeout)
 
     @typed
@@ -634,8 +637,6 @@ class Pool(PoolVerbs):
             >>> mpool.get("all-MiniLM-L6-v2").pool.pools["text_embedding"].queue_depth
             0
         """
-        from .runtime.health import CapabilityPools
-
         return CapabilityPools(self)
 
     @typed
@@ -665,8 +666,6 @@ class Pool(PoolVerbs):
             ...     stop = pool.on("ready", lambda event: print(event.model))
             ...     stop()
         """
-        from .runtime import events as _events
-
         return _events.subscribe(self, event, callback)
 
     @typed
@@ -681,12 +680,6 @@ class Pool(PoolVerbs):
         self.registry.maintain()
 
     # ---- for the other modules of the package ----------------------------------------------------------------------
-
-    def _check_adapters(self, options: LoadOptions) -> None:
-        """Check the adapters on this machine that options name, before the files of their model are read."""
-        from .models.formats.adapters import check_places
-
-        check_places(options.adapters or (), self.config.model_folders)
 
     def _find(self, model: Any, capability: str | None = None) -> Entry:
         return self._names.find(_entry_of(model), capability)
@@ -711,7 +704,6 @@ class Pool(PoolVerbs):
         """
         registry = self._registry
         if registry is None:
-            from . import _core
             from .api import functions
             with self._lock:
                 if self._closed:
@@ -733,6 +725,11 @@ class Pool(PoolVerbs):
         if registry is not None:
             registry.begin_shutdown()
 
+    @property
+    def closed(self) -> bool:
+        """True after :meth:`begin_shutdown` or :meth:`close`."""
+        return self._closed
+
     @typed
     def close(self) -> None:
         """Refuse new requests, wait up to ``shutdown_grace`` seconds for those in flight, and free all memory.
@@ -748,7 +745,7 @@ class Pool(PoolVerbs):
             if self._callbacks:
                 _logging.wait_for_events(EVENT_SECONDS)
         for entry in self._names.entries():  # they and the pool refer to each other, and wait for a collection
-            entry.forget()
+            entry.forget(wait=False)
 
     def __enter__(self) -> Pool:
         return self
@@ -780,20 +777,8 @@ def _entry_of(model: Any) -> Any:
     return model._entry if isinstance(model, Model) else model
 
 
-def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a caller gave, checked as far as it goes without the files of the model."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if given:
-        from .runtime import overrides
-
-        overrides.check(given)
-    return given
-
-
 def _ref_in(param: str, ref: Any) -> str:
     """Return a reference in a form that is independent of the working directory."""
-    from .models import parse_reference
-
     try:
         return str(parse_reference(ref))
     except InvalidArgument as error:
@@ -801,13 +786,8 @@ def _ref_in(param: str, ref: Any) -> str:
         raise
 
 
-def all_pools() -> list[Pool]:
-    """Return every existing pool of this process."""
-    return hosts.hosts()
-
-
 def _after_fork_in_child() -> None:
-    for pool in all_pools():
+    for pool in hosts.hosts():
         pool._after_fork_in_child()
 
 

@@ -8,8 +8,6 @@ None of these linters needs a network, Docker or a cluster. systemd-analyze belo
 it, the unit is not checked, and the output says so.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

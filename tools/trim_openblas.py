@@ -19,8 +19,6 @@ Libraries that only removed code needs are no longer required; their symbols bec
 exported. The name in the file changes, so that no other module is linked with this copy.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from pathlib import Path

@@ -13,8 +13,6 @@ Python that runs it. OpenBLAS is that of the target's own wheel. The headers of 
 machine: both architectures have the same sizes of types.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -31,6 +31,10 @@ static const uint64_t BACKOFF_NS = 50 * 1000;
 static _Atomic int table_lock;
 static bool installed; /* guarded by: table_lock */
 
+static _Atomic uint32_t generation;
+
+uint32_t mp_fork_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
+
 static void lock_table(void) {
     while (atomic_exchange_explicit(&table_lock, 1, memory_order_acquire))
         mp_sys_sleep_ns(BACKOFF_NS);
@@ -59,6 +63,7 @@ static void in_parent(void) {
 }
 
 static void in_child(void) {
+    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
     for (int rank = 0; rank < MP_FORK_RANK_COUNT; rank++)
         if (forked_row(rank)->child)
             forked_row(rank)->child();

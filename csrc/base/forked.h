@@ -10,7 +10,7 @@
  *
  * A new process-wide lock needs a rank here and a call of mp_fork_register before the lock is first taken. An object
  * with a lock that only one process uses (a ticket, a notifier) stores mp_fork_generation instead and ignores its lock
- * in another process (registry/fork.h). A compute team (base/team.h) is discarded by its owner, the CPU allocator. */
+ * in another process. A compute team (base/team.h) is discarded by its owner, the CPU allocator. */
 #ifndef MP_BASE_FORKED_H
 #define MP_BASE_FORKED_H
 
@@ -36,6 +36,8 @@ typedef struct mp_fork_handlers { /* each may be NULL */
 
 /* Install the hooks of the system. Call at start-up, before other threads exist. MEMORY_EXHAUSTED when refused. */
 mp_status mp_fork_init(mp_error *error);
+/* Return the number of forks between the process that installed the hooks and this process. */
+uint32_t mp_fork_generation(void);
 /* Register the handlers of a rank for all later forks; waits for a fork in progress, so hold no lock of any rank.
  * `handlers` must stay valid for the life of the process. A second call for the same rank does nothing. Thread-safe.
  * MEMORY_EXHAUSTED when the hooks are refused. */

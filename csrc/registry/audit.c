@@ -3,7 +3,7 @@
 
 #include <stdatomic.h>
 
-#include "registry/entry.h"
+#include "registry/state.h"
 
 #define MP_AUDIT(condition, ...) \
     do { \
@@ -67,9 +67,11 @@ static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, 
 /* Checks that the state machines of the entry agree with each other and with its other fields. */
 static mp_status audit_states(const mp_entry *entry, mp_error *error) {
     const char *key = entry->key;
-    MP_AUDIT(entry->health != MP_HEALTH_SOUND || !entry->retry_ns, "%s: no load failed, but requests are refused", key);
-    MP_AUDIT(entry->health != MP_HEALTH_FAILED || entry->retry_ns, "%s: a load failed, but no backoff is set", key);
-    MP_AUDIT(entry->health == MP_HEALTH_SOUND || entry->failure.code != MP_OK, "%s: a failure has no cause", key);
+    const mp_faults *faults = &entry->faults;
+    MP_AUDIT(faults->health != MP_HEALTH_SOUND || !faults->retry_ns, "%s: no load failed, but requests are refused",
+             key);
+    MP_AUDIT(faults->health != MP_HEALTH_FAILED || faults->retry_ns, "%s: a load failed, but no backoff is set", key);
+    MP_AUDIT(faults->health == MP_HEALTH_SOUND || faults->failure.code != MP_OK, "%s: a failure has no cause", key);
     MP_AUDIT(entry->unload != MP_UNLOAD_RUNNING || (!entry->resident && entry->worker_count + entry->starting == 0),
              "%s: the model is being freed while %d workers exist", key, entry->worker_count + entry->starting);
     MP_AUDIT(entry->removal != MP_REMOVAL_GONE || (!entry->resident && !entry->queue.count),
@@ -121,8 +123,9 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     for (int i = 0; i < MP_QUEUE_KINDS; i++)
         MP_AUDIT(kinds[i] == entry->queue.counts[i], "%s: %d requests of kind %d are queued and the queue counts %d",
                  entry->key, kinds[i], i, entry->queue.counts[i]);
-    MP_AUDIT(count == 0 || mp_entry_has_workers(entry) || (entry->spawn_ns && entry->health != MP_HEALTH_BROKEN &&
-                                                   entry->shutdown != MP_SHUTDOWN_QUITTING),
+    const bool starts = entry->faults.spawn_ns && entry->faults.health != MP_HEALTH_BROKEN &&
+                        entry->shutdown != MP_SHUTDOWN_QUITTING;
+    MP_AUDIT(count == 0 || mp_entry_has_workers(entry) || starts,
              "%s: %d requests are queued and no worker will take them", entry->key, count);
     return MP_OK;
 }
@@ -138,8 +141,8 @@ mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp
     int most = entry->services->max_workers;
     MP_AUDIT(entry->worker_count + entry->starting <= most, "%s: %d workers, the limit is %d", entry->key,
              entry->worker_count + entry->starting, most);
-    MP_AUDIT(entry->breaker.probing >= 0 && entry->breaker.probing <= entry->services->breaker.probes,
-             "%s: %d probes of the breaker", entry->key, entry->breaker.probing);
+    MP_AUDIT(entry->faults.breaker.probing >= 0 && entry->faults.breaker.probing <= entry->services->breaker.probes,
+             "%s: %d probes of the breaker", entry->key, entry->faults.breaker.probing);
     for (int i = 0; i < entry->worker_count; i++) {
         MP_TRY(audit_worker(entry, entry->workers[i], error));
         MP_AUDIT(!mp_worker_serves(entry->workers[i]) || entry->resident, "%s: worker %u serves without a model",
@@ -147,4 +150,21 @@ mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp
         *threads += entry->workers[i]->threads;
     }
     return audit_queue(entry, error);
+}
+
+mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
+    int threads = 0, used = mp_cpu_allocator_leased(registry->services->allocator_pinned);
+    if (is_held(&registry->lock))
+        return MP_OK;
+    for (int i = 0; i < registry->slot_count; i++) {
+        MP_TRY(mp_entry_audit(registry->slots[i].current, &threads, is_held, error));
+        if (registry->slots[i].incoming)
+            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &threads, is_held, error));
+    }
+    for (int i = 0; i < registry->leaving_count; i++)
+        MP_TRY(mp_entry_audit(registry->leaving[i], &threads, is_held, error));
+    if (threads > used || used > mp_cpu_allocator_threads(registry->services->allocator_pinned))
+        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d",
+                       threads, used, mp_cpu_allocator_threads(registry->services->allocator_pinned));
+    return MP_OK;
 }

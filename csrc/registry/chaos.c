@@ -21,27 +21,6 @@ typedef struct chaos_engine {
 
 /* --- random decisions --- */
 
-mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error) {
-    const struct {
-        const char *name;
-        double chance;
-    } given[] = {{"fail", rule->fail},
-                 {"stall", rule->stall},
-                 {"die", rule->die},
-                 {"slow", rule->slow},
-                 {"memory", rule->memory}};
-    double sum = 0;
-    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
-        if (!(given[i].chance >= 0 && given[i].chance <= 1))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "the chaos chance `%s` must be 0 to 1, got %g",
-                           given[i].name, given[i].chance);
-        sum += given[i].chance;
-    }
-    if (sum > 1 + 1e-9)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the sum of all chaos chances must be at most 1, got %g", sum);
-    return MP_OK;
-}
-
 bool mp_chaos_is_on(const mp_chaos_rule *rule) {
     return rule->fail > 0 || rule->stall > 0 || rule->die > 0 || rule->slow > 0 || rule->memory > 0;
 }
@@ -91,7 +70,7 @@ static void chaos_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
     inner->ops->plan(inner, items, n, budget_ns, plan);
 }
 
-static void end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status) {
+static void chaos_end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status) {
     for (int i = 0; i < plan->count; i++) {
         outcomes[i] = MP_OUTCOME_FAILED;
         mp_fail(&plan->items[i]->error, status, "chaos: a step failed on purpose");
@@ -128,10 +107,10 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
         mp_count(services, MP_METRIC_chaos_faults, 1);
     switch (chaos) {
     case MP_CHAOS_FAIL:
-        end_all(plan, outcomes, MP_MODEL);
+        chaos_end_all(plan, outcomes, MP_MODEL);
         return;
     case MP_CHAOS_DIE:
-        end_all(plan, outcomes, MP_INTERNAL);
+        chaos_end_all(plan, outcomes, MP_INTERNAL);
         return;
     case MP_CHAOS_STALL: /* the outcomes stay MP_OUTCOME_MORE */
         chaos_stall(services, lease);

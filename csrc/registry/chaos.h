@@ -28,8 +28,6 @@ typedef enum mp_chaos {
     MP_CHAOS_MEMORY
 } mp_chaos;
 
-/* Returns INVALID_ARGUMENT for a chance outside 0 to 1, or a sum above 1. */
-mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error);
 /* True if the probability of a fault is above 0. */
 bool mp_chaos_is_on(const mp_chaos_rule *rule);
 

@@ -41,8 +41,8 @@ struct mp_cpu_allocator {
     int forfeited;     /* forfeited leases that have not been returned */
     int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; the sum is `used` */
     int workers[MP_NODES_MAX]; /* number of workers whose home is this node */
-    /* Measurements from which `learn` sets `barrier_threads`, since the last decision: `many` of leases of several
-     * CPUs, `all` of leases of at least `barrier_threads` CPUs. */
+    /* Measurements from which `allocator_learn` sets `barrier_threads`, since the last decision: `many` of leases of
+     * several CPUs, `all` of leases of at least `barrier_threads` CPUs. */
     mp_lost many, all;
     uint64_t raised_ns, hold_ns, raise_after_ns;
     /* the forking thread holds the lock. Several registries may share the allocator: the first hook sets this, and
@@ -443,7 +443,7 @@ static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
  * (TOO_MUCH). If s is small, a different thread loses the time in each step, and fewer threads do not help, so s must
  * also exceed LARGE. While the threads lose little, one more thread is tried: first after MP_HOLD_FIRST_NS, and after
  * twice the time whenever the last try had to be undone. */
-static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
+static void allocator_learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
     mp_assert_held(&allocator->lock);
     const double TOO_MUCH = 0.8, LARGE = 0.2, MAX_OF_IT = 0.6, LITTLE = 0.4;
     int most = atomic_load_explicit(&allocator->barrier_threads, memory_order_relaxed), threads = lease->threads;
@@ -476,7 +476,7 @@ void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const
                              bool forfeited) {
     if (lease->barrier_bound && lease->watched_ns) {
         mp_mutex_lock(&allocator->lock);
-        learn(allocator, lease);
+        allocator_learn(allocator, lease);
         mp_mutex_unlock(&allocator->lock);
     }
     if (!lease->team) /* lent to another process: no helpers of this process to return */

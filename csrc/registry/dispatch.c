@@ -7,7 +7,7 @@
 #include "base/sys.h"
 #include "registry/entry.h"
 
-static bool has_room(const mp_worker *worker) {
+static bool dispatch_has_room(const mp_worker *worker) {
     return mp_worker_serves(worker) && !worker->leave && !worker->exclusive && worker->memory != MP_MEMORY_TIGHT &&
            worker->active_count < MP_ACTIVE_MAX;
 }
@@ -50,19 +50,20 @@ mp_worker *mp_dispatch_choose(const mp_entry *entry) {
 
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
     mp_assert_held(&entry->lock);
-    if (!has_room(worker) || mp_entry_must_unload(entry))
+    if (!dispatch_has_room(worker) || mp_entry_must_unload(entry))
         return false;
     switch (ticket->policy) {
     case MP_POLICY_SEQUENTIAL:
         return worker->active_count == 0;
     case MP_POLICY_PACK:
         for (int i = 0; entry->workers[i] != worker; i++)
-            if (has_room(entry->workers[i]))
+            if (dispatch_has_room(entry->workers[i]))
                 return false;
         return true;
     case MP_POLICY_P2C: /* an idle worker also takes requests that are assigned to a busy one */
         return !ticket->assigned || ticket->assigned == worker ||
-               (worker->active_count == 0 && (!mp_worker_idles(ticket->assigned) || !has_room(ticket->assigned)));
+               (worker->active_count == 0 &&
+                (!mp_worker_idles(ticket->assigned) || !dispatch_has_room(ticket->assigned)));
     default:
         return true;
     }
@@ -149,15 +150,23 @@ static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     return best ? mp_ticket_of_node(best) : NULL;
 }
 
+void mp_entry_notify_room(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
+    if (entry->room_waiters)
+        mp_cond_broadcast(&entry->room);
+    if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
+        mp_entry_wake_workers(entry); /* the workers stayed only for queued requests, and may leave now */
+}
+
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {
     mp_assert_held(&entry->lock);
-    return has_room(worker) && !mp_entry_must_unload(entry) && next_for(entry, worker);
+    return dispatch_has_room(worker) && !mp_entry_must_unload(entry) && next_for(entry, worker);
 }
 
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     mp_assert_held(&entry->lock);
     worker->fresh_count = 0;
-    while (has_room(worker) && !mp_entry_must_unload(entry)) {
+    while (dispatch_has_room(worker) && !mp_entry_must_unload(entry)) {
         mp_ticket *ticket = next_for(entry, worker);
         if (!ticket)
             break;
@@ -177,7 +186,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
 static bool is_busy(const mp_worker *worker, mp_policy policy) {
     if (!mp_worker_serves(worker))
         return worker->state == MP_WORKER_EVICTING || worker->state == MP_WORKER_FAILED;
-    return policy == MP_POLICY_PACK ? !has_room(worker) : worker->state == MP_WORKER_PROCESSING;
+    return policy == MP_POLICY_PACK ? !dispatch_has_room(worker) : worker->state == MP_WORKER_PROCESSING;
 }
 
 static int most_workers(const mp_entry *entry) {
@@ -205,7 +214,7 @@ static bool may_grow(const mp_entry *entry) {
 static bool announce(mp_entry *entry, mp_guard *guard) {
     uint64_t now = mp_sys_now_ns();
     uint64_t bytes = entry->worker_count ? entry->workers[entry->worker_count - 1]->engine_bytes : 0;
-    if (now < entry->scale_ns || now < entry->spawn_ns)
+    if (now < entry->scale_ns || !mp_faults_may_start(entry, now))
         return false;
     if (!mp_governor_try_reserve(entry->services->governor, bytes, guard)) {
         mp_entry_scale_later(entry);

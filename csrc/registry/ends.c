@@ -2,12 +2,11 @@
  *
  * A request ends in three steps: it leaves the queue or an active list under the entry's lock (MP_TICKET_ENDED), its
  * bytes go back to the governor, and its terminal status is published. The thread that did the first step does the
- * other two, without the lock. After a worker fault, a request may be retried instead of ended (request.h). */
+ * other two, without the lock. After a worker fault, a request may be tried again instead (faults.h). */
 #include <assert.h>
 #include <stdatomic.h>
 
 #include "base/log.h"
-#include "base/mix.h"
 #include "registry/entry.h"
 #include "registry/events.h"
 
@@ -68,121 +67,6 @@ mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *err
     return MP_OK;
 }
 
-/* --- faults --- */
-
-/* True for faults of a worker; false for mistakes of a caller and for lack of memory. */
-static bool is_fault(mp_status status) {
-    return status == MP_NUMERIC || status == MP_INTERNAL || status == MP_INTEGRITY || status == MP_MODEL ||
-           status == MP_RECV;
-}
-
-/* Combines the request's fingerprint with the entry's number, so that the same text has different values in different
- * entries, also in a later entry with the same key. */
-static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *request) {
-    return mp_mix(request->fingerprint(request) ^ mp_mix(entry->number));
-}
-
-bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone) {
-    mp_assert_not_held(&entry->lock);
-    mp_services *services = entry->services;
-    const mp_request *request = ticket->item.request;
-    if (!request->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, request), alone,
-                                                   mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
-        return false;
-    mp_log(MP_LOG_WARNING,
-           "%s: workers failed repeatedly while they computed one request; equal requests are refused for 10 minutes",
-           entry->key);
-    return true;
-}
-
-mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
-    mp_assert_not_held(&entry->lock);
-    mp_quarantine *quarantine = &entry->services->quarantine;
-    const mp_request *request = ticket->item.request;
-    int known = 0;
-    if (!mp_quarantine_is_empty(quarantine) && request->fingerprint)
-        known = mp_quarantine_check(quarantine, fingerprint_of(entry, request), mp_sys_now_ns());
-    ticket->quarantined = known > 0;
-    if (known < MP_QUARANTINE_FAULTS)
-        return MP_OK;
-    return mp_fail(error, MP_MODEL,
-                   "%s: this request made workers fail %d times and is refused until 10 minutes after the last time; "
-                   "change the request, or try again then", entry->key, MP_QUARANTINE_FAULTS);
-}
-
-/* Call when a request has completed: failures recorded for its fingerprint had another cause. */
-static void clear_of_suspicion(mp_entry *entry, const mp_request *request) {
-    mp_quarantine *quarantine = &entry->services->quarantine;
-    if (!mp_quarantine_is_empty(quarantine) && request->fingerprint)
-        mp_quarantine_clear(quarantine, fingerprint_of(entry, request), mp_sys_now_ns());
-}
-
-/* Must hold the lock. */
-static void count_in_breaker(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    mp_services *services = entry->services;
-    if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
-        mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after repeated worker faults", entry->key,
-               (double)services->breaker.backoff_ns * 1e-9);
-}
-
-void mp_entry_note_fault(mp_entry *entry, bool in_breaker) {
-    mp_assert_held(&entry->lock);
-    mp_count(entry->services, MP_METRIC_worker_faults, 1);
-    if (in_breaker)
-        count_in_breaker(entry);
-}
-
-/* Returns true if the results of a retry can follow the results that the caller may have seen. After a model file
- * changed they cannot: old and new results may come from different files. */
-static bool may_follow(const mp_request *request, mp_status status) {
-    return (request->resumable && status != MP_INTEGRITY) || !request->seen || !request->seen(request);
-}
-
-/* Must hold the lock. Returns true if a request that failed in a step may be tried again, whatever retries it had. */
-static bool may_try_again(const mp_entry *entry, const mp_ticket *ticket, mp_status status) {
-    mp_assert_held(&entry->lock);
-    return entry->shutdown != MP_SHUTDOWN_QUITTING && may_follow(ticket->item.request, status) &&
-           !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
-}
-
-bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming) {
-    mp_assert_not_held(&entry->lock);
-    mp_mutex_lock(&entry->lock);
-    mp_ticket_retry next = coming ? ticket->retry : mp_ticket_next_retry(ticket->retry, false);
-    bool again = (coming || next != ticket->retry) && may_try_again(entry, ticket, MP_MEMORY_EXHAUSTED);
-    mp_mutex_unlock(&entry->lock);
-    if (again && next != ticket->retry)
-        mp_ticket_set_retry(ticket, &ticket->retry, next);
-    return again;
-}
-
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
-                    mp_step_fault *step) {
-    mp_assert_not_held(&entry->lock);
-    const mp_request *request = ticket->item.request;
-    if (!is_fault(status) || (status == MP_NUMERIC && request->tolerant))
-        return false;
-    /* With these statuses the worker is lost. (For a worker that stalled, mp_worker_abandon notes the loss.) */
-    bool lost = (status == MP_INTERNAL || status == MP_RECV) && !external_kill;
-    bool refused = lost && mp_entry_note_loss(entry, ticket, alone);
-    mp_mutex_lock(&entry->lock);
-    mp_count(entry->services, MP_METRIC_worker_faults, !step->counted);
-    step->counted = true;
-    if (!external_kill && !ticket->had_fault && !step->in_breaker) {
-        step->in_breaker = true;
-        count_in_breaker(entry);
-    }
-    ticket->had_fault |= !external_kill;
-    mp_ticket_retry next = mp_ticket_next_retry(ticket->retry, external_kill && request->resumable);
-    /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
-    bool again = status != MP_NUMERIC && next != ticket->retry && !refused && may_try_again(entry, ticket, status);
-    mp_mutex_unlock(&entry->lock);
-    if (again)
-        mp_ticket_set_retry(ticket, &ticket->retry, next);
-    return again;
-}
-
 /* --- terminal states --- */
 
 void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
@@ -194,15 +78,13 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
         mp_maintenance_end_timed(&services->maintenance);
     if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
         atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
-    if (status == MP_OK)
-        clear_of_suspicion(entry, request);
     if (request->usage && status == MP_OK) {
         request->usage(request, &in, &out);
         mp_count(services, MP_METRIC_units_in, in);
         mp_count(services, MP_METRIC_units_out, out);
     }
     mp_mutex_lock(&entry->lock);
-    mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);
+    mp_faults_request_ended(entry, ticket, status);
     if (status == MP_OK) {
         entry->units_in += in;
         entry->units_out += out;
@@ -249,14 +131,6 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 
 /* --- leaving the queue --- */
 
-void mp_entry_notify_room(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    if (entry->room_waiters)
-        mp_cond_broadcast(&entry->room);
-    if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
-        mp_entry_wake_workers(entry); /* the workers stayed only for queued requests, and may leave now */
-}
-
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {
     mp_assert_held(&entry->lock);
     mp_ticket *first = NULL, **end = &first;
@@ -295,6 +169,20 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     if (worker && worker->awaits_masks)
         mp_worker_wake(worker);
     return false;
+}
+
+bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
+    mp_assert_not_held(&entry->lock);
+    mp_mutex_lock(&entry->lock);
+    bool live = mp_queue_holds(&ticket->node) || ticket->worker;
+    bool mine = live && mp_entry_cancel_locked(entry, ticket, cause);
+    mp_mutex_unlock(&entry->lock);
+    if (!mine)
+        return live;
+    mp_error error;
+    mp_status status = mp_ticket_cause(ticket, &error);
+    mp_entry_finish(entry, ticket, status, &error);
+    return true;
 }
 
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket) {

@@ -1,5 +1,5 @@
-/* entry.c: the registry's side of an entry: create and free it, start workers, load, evict, remove, shut down, describe
- * it, and reset it in the child of a fork. entry.h describes all of an entry. */
+/* entry.c: an entry's data: create and free it, its states, its model, and questions about its workers. entry.h
+ * describes all of an entry. */
 #include "registry/entry.h"
 
 #include <assert.h>
@@ -7,12 +7,74 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/intervals.h"
-#include "base/log.h"
 
-/* The model is broken if as many workers as `death_ns` holds died within this time. */
-static const uint64_t DEATHS_WITHIN_MS = 60000;
-enum { DEATHS_MAX = sizeof(((mp_entry *)NULL)->death_ns) / sizeof(uint64_t) };
+/* --- states --- */
+
+#define TO(state) (1u << MP_SHUTDOWN_##state)
+static const char *const shutdown_names[MP_SHUTDOWN_STATES] = {
+    [MP_SHUTDOWN_OPEN] = "open",
+    [MP_SHUTDOWN_CLOSED] = "closed",
+    [MP_SHUTDOWN_QUITTING] = "quitting",
+};
+static const uint16_t shutdown_legal[MP_SHUTDOWN_STATES] = {
+    [MP_SHUTDOWN_OPEN] = TO(CLOSED),
+    [MP_SHUTDOWN_CLOSED] = TO(QUITTING),
+    [MP_SHUTDOWN_QUITTING] = 0,
+};
+#undef TO
+const mp_state_machine mp_shutdown_machine = {"shutdown", MP_SHUTDOWN_STATES, shutdown_names, shutdown_legal};
+
+#define TO(state) (1u << MP_REMOVAL_##state)
+static const char *const removal_names[MP_REMOVAL_STATES] = {
+    [MP_REMOVAL_NONE] = "none",
+    [MP_REMOVAL_DRAINING] = "draining",
+    [MP_REMOVAL_GONE] = "gone",
+};
+static const uint16_t removal_legal[MP_REMOVAL_STATES] = {
+    [MP_REMOVAL_NONE] = TO(DRAINING),
+    [MP_REMOVAL_DRAINING] = TO(GONE),
+    [MP_REMOVAL_GONE] = 0,
+};
+#undef TO
+const mp_state_machine mp_removal_machine = {"removal", MP_REMOVAL_STATES, removal_names, removal_legal};
+
+#define TO(state) (1u << MP_UNLOAD_##state)
+static const char *const unload_names[MP_UNLOAD_STATES] = {
+    [MP_UNLOAD_NONE] = "none",
+    [MP_UNLOAD_REQUESTED] = "requested",
+    [MP_UNLOAD_CALLED] = "called",
+    [MP_UNLOAD_RUNNING] = "running",
+};
+static const uint16_t unload_legal[MP_UNLOAD_STATES] = {
+    [MP_UNLOAD_NONE] = TO(REQUESTED) | TO(CALLED) | TO(RUNNING),
+    [MP_UNLOAD_REQUESTED] = TO(CALLED) | TO(RUNNING) | TO(NONE),
+    [MP_UNLOAD_CALLED] = TO(RUNNING) | TO(NONE),
+    [MP_UNLOAD_RUNNING] = TO(NONE),
+};
+#undef TO
+const mp_state_machine mp_unload_machine = {"unload", MP_UNLOAD_STATES, unload_names, unload_legal};
+
+static bool entry_may_enter(const mp_entry *entry, const mp_state_machine *machine, int from, int to) {
+    return mp_state_may_enter(machine, entry->services, entry->key, 0, from, to);
+}
+
+void mp_entry_set_shutdown(mp_entry *entry, mp_entry_shutdown shutdown) {
+    mp_assert_held(&entry->lock);
+    if (entry_may_enter(entry, &mp_shutdown_machine, (int)entry->shutdown, (int)shutdown))
+        entry->shutdown = shutdown;
+}
+
+void mp_entry_set_removal(mp_entry *entry, mp_entry_removal removal) {
+    mp_assert_held(&entry->lock);
+    if (entry_may_enter(entry, &mp_removal_machine, (int)entry->removal, (int)removal))
+        entry->removal = removal;
+}
+
+void mp_entry_set_unload(mp_entry *entry, mp_entry_unload unload) {
+    mp_assert_held(&entry->lock);
+    if (entry_may_enter(entry, &mp_unload_machine, (int)entry->unload, (int)unload))
+        entry->unload = unload;
+}
 
 /* --- life --- */
 
@@ -83,185 +145,33 @@ mp_spin_rule mp_entry_spin_rule(mp_entry *entry) {
     return mp_cpu_allocator_spin_rule(entry->services->allocator_pinned, entry->services->spin_ns);
 }
 
-/* --- workers; under the lock --- */
+/* --- the loaded model, which workers and callers share --- */
 
-bool mp_entry_serves(const mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    for (int i = 0; i < entry->worker_count; i++)
-        if (mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave)
-            return true;
-    return false;
+mp_resident *mp_resident_pin(mp_resident *resident) {
+    atomic_fetch_add_explicit(&resident->references, 1, memory_order_relaxed);
+    return resident;
 }
 
-/* Must hold the lock. True if no worker is about to start and all listed ones are leaving. */
-static bool all_leave(const mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    for (int i = 0; i < entry->worker_count; i++)
-        if (!mp_worker_is_leaving(entry->workers[i]))
-            return false;
-    return !entry->starting;
-}
-
-int mp_entry_running(const mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    int running = 0;
-    for (int i = 0; i < entry->worker_count; i++)
-        running += entry->workers[i]->active_count;
-    return running;
-}
-
-static void list_worker(mp_entry *entry, mp_worker *worker) {
-    assert(entry->worker_count < MP_WORKERS_MAX);
-    worker->number = entry->listed++;
-    entry->workers[entry->worker_count++] = worker;
-}
-
-void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker) {
-    mp_assert_held(&entry->lock);
-    int at = 0;
-    while (entry->workers[at] != worker)
-        at++;
-    entry->worker_count--;
-    memmove(&entry->workers[at], &entry->workers[at + 1], (size_t)(entry->worker_count - at) * sizeof(worker));
-}
-
-void mp_entry_wake_workers(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    for (int i = 0; i < entry->worker_count; i++)
-        mp_worker_wake(entry->workers[i]);
-}
-
-void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
-    mp_assert_held(&entry->lock);
-    entry->load_failure = *error;
-    if (entry->health != MP_HEALTH_BROKEN) {
-        entry->failure = *error;
-        mp_entry_set_health(entry, MP_HEALTH_FAILED);
-    }
-    entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : MP_BACKOFF_FIRST_NS;
-    if (entry->backoff_ns > MP_BACKOFF_MAX_NS)
-        entry->backoff_ns = MP_BACKOFF_MAX_NS;
-    entry->retry_ns = mp_sys_now_ns() + entry->backoff_ns;
-    mp_cond_broadcast(&entry->changed);
-}
-
-void mp_entry_clear_failed(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    entry->retry_ns = 0;
-    if (entry->health == MP_HEALTH_FAILED)
-        mp_entry_set_health(entry, MP_HEALTH_SOUND);
-}
-
-void mp_entry_request_unload(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    if (entry->unload == MP_UNLOAD_NONE)
-        mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
-}
-
-/* A program that kills worker processes, such as the system's OOM killer, is not a fault of the model: the model stays
- * up, and its workers return after a backoff, which leaves the machine time to recover. */
-static void note_external_kill(mp_entry *entry) {
-    uint64_t now = mp_sys_now_ns();
-    bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MP_MS;
-    entry->kill_backoff_ns = again ? entry->kill_backoff_ns * 2 : MP_BACKOFF_FIRST_NS;
-    if (entry->kill_backoff_ns > MP_BACKOFF_MAX_NS)
-        entry->kill_backoff_ns = MP_BACKOFF_MAX_NS;
-    entry->killed_ns = now;
-    entry->spawn_ns = now + entry->kill_backoff_ns;
-}
-
-void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *error) {
-    mp_assert_held(&entry->lock);
-    uint64_t now = mp_sys_now_ns(), backoff_ns = MP_BACKOFF_FIRST_NS;
-    int lately = 0;
-    if (external_kill) {
-        note_external_kill(entry);
+void mp_resident_unpin(mp_resident *resident) {
+    if (!resident || atomic_fetch_sub_explicit(&resident->references, 1, memory_order_acq_rel) != 1)
         return;
-    }
-    entry->death_ns[entry->deaths++ % DEATHS_MAX] = now;
-    for (int i = 0; i < DEATHS_MAX && i < entry->deaths; i++)
-        lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MP_MS;
-    for (int i = 1; i < lately && backoff_ns < MP_BACKOFF_MAX_NS; i++)
-        backoff_ns *= 2;
-    entry->spawn_ns = now + backoff_ns;
-    if (lately < DEATHS_MAX || entry->health == MP_HEALTH_BROKEN)
-        return;
-    mp_entry_set_health(entry, MP_HEALTH_BROKEN);
-    mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s; no more are started until the model "
-            "is loaded again. Last failure: %s", entry->key, lately, (double)DEATHS_WITHIN_MS * 1e-3, error->message);
-    mp_log(MP_LOG_ERROR, "%s", entry->failure.message);
+    resident->model->ops->destroy(resident->model);
+    mp_free(resident);
 }
 
-bool mp_entry_begin(mp_entry *entry) {
+mp_resident *mp_entry_borrow(mp_entry *entry) {
     mp_assert_held(&entry->lock);
-    if (mp_entry_has_workers(entry) || entry->health == MP_HEALTH_BROKEN || !entry->loader.ops ||
-        mp_sys_now_ns() < entry->spawn_ns)
-        return false;
-    entry->starting++;
-    return true;
+    entry->borrowers++;
+    return entry->resident;
 }
 
-/* Call when an announced worker cannot be started; `worker`: NULL if it could not be created. */
-static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *error) {
-    mp_services *services = entry->services;
-    mp_ticket *list = NULL;
-    mp_mutex_lock(&entry->lock);
-    if (!worker)
-        entry->starting--;
-    bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unload == MP_UNLOAD_RUNNING;
-    mp_entry_scale_later(entry);
-    mp_count(services, MP_METRIC_spawn_failures, 1); /* under the lock: before callers learn of the failure */
-    if (worker) /* the worker stays listed until mp_entry_finalize: let it take no request */
-        worker->leave = true;
-    if (!others) {
-        entry->attempts++;
-        entry->attempts_over++;
-        mp_entry_set_failed(entry, error);
-        list = mp_entry_take_queue(entry);
-    }
-    mp_mutex_unlock(&entry->lock);
-    mp_log(MP_LOG_WARNING, "A worker for %s failed to start: %s", entry->key, error->message);
-    mp_entry_finish_list(entry, list, error);
-    if (!others)
-        services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);
-    mp_entry_finalize(entry, worker);
+void mp_entry_return(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
+    if (--entry->borrowers == 0)
+        mp_cond_broadcast(&entry->changed);
 }
 
-void mp_entry_launch(mp_entry *entry, mp_guard guard) {
-    mp_assert_not_held(&entry->lock);
-    mp_services *services = entry->services;
-    mp_worker *worker;
-    mp_error error;
-    mp_entry_pin(entry); /* keeps the entry alive until the worker has its own reference */
-    if (mp_worker_create(entry, &worker, &error) != MP_OK) {
-        mp_guard_release(&guard);
-        launch_failed(entry, NULL, &error);
-    } else {
-        worker->guard = guard;
-        mp_mutex_lock(&entry->lock);
-        entry->starting--;
-        list_worker(entry, worker);
-        mp_mutex_unlock(&entry->lock);
-        if (mp_pool_run(services->pool, (mp_job){mp_worker_run, worker}, &error) != MP_OK) {
-            launch_failed(entry, worker, &error);
-            mp_guard_release(&worker->guard);
-            mp_worker_destroy(worker);
-        }
-    }
-    mp_entry_unpin(entry);
-}
-
-/* --- load, evict, remove --- */
-
-void mp_entry_start(mp_entry *entry) {
-    mp_assert_not_held(&entry->lock);
-    mp_mutex_lock(&entry->lock);
-    entry->load_requested = true;
-    bool start = entry->shutdown == MP_SHUTDOWN_OPEN && entry->removal == MP_REMOVAL_NONE && mp_entry_begin(entry);
-    mp_mutex_unlock(&entry->lock);
-    if (start)
-        mp_entry_launch(entry, (mp_guard){0});
-}
+/* --- settings --- */
 
 void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns) {
     mp_assert_not_held(&entry->lock);
@@ -279,108 +189,6 @@ void mp_entry_pin_model(mp_entry *entry, bool pinned) {
     mp_mutex_unlock(&entry->lock);
 }
 
-bool mp_entry_in_use(mp_entry *entry) {
-    mp_assert_not_held(&entry->lock);
-    mp_mutex_lock(&entry->lock);
-    bool in_use = !all_leave(entry) || entry->queue.count || mp_entry_running(entry);
-    mp_mutex_unlock(&entry->lock);
-    return in_use;
-}
-
-/* Must hold the lock. Called when a caller asks for the model in spite of earlier worker deaths. */
-static void forget_failures(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    if (entry->health == MP_HEALTH_BROKEN) {
-        if (entry->retry_ns)
-            entry->failure = entry->load_failure;
-        mp_entry_set_health(entry, entry->retry_ns ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
-    }
-    entry->spawn_ns = entry->kill_backoff_ns = 0;
-    entry->deaths = 0;
-}
-static bool begin_after_failures(mp_entry *entry) {
-    if (mp_entry_has_workers(entry))
-        return false;
-    forget_failures(entry);
-    return mp_entry_begin(entry);
-}
-
-/* Must hold the lock. Names the stage of the running load, for error messages. */
-static const char *stage_of(const mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    for (int i = 0; i < entry->worker_count; i++) {
-        const char *stage = atomic_load_explicit(&entry->workers[i]->progress.stage, memory_order_acquire);
-        if (entry->workers[i]->state == MP_WORKER_LOADING && stage)
-            return stage;
-    }
-    return "starting";
-}
-
-mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error) {
-    mp_assert_not_held(&entry->lock);
-    *gone = *over = false;
-    uint64_t attempt = 0, loads = 0;
-    bool in_time = true;
-    mp_status status = MP_OK;
-    mp_mutex_lock(&entry->lock);
-    if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
-        forget_failures(entry);
-    bool pinned = entry->pinned;
-    entry->pinned |= pin; /* pin now: after the load, a short keep-alive may end before this thread wakes */
-    for (;;) {
-        entry->load_requested = true; /* in each round: the end of an eviction clears it */
-        if (entry->shutdown != MP_SHUTDOWN_OPEN) {
-            status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
-            break;
-        }
-        if ((mp_entry_serves(entry) && entry->unload == MP_UNLOAD_NONE) || (attempt && entry->loads > loads)) {
-            *over = true;
-            break;
-        }
-        if (attempt && entry->attempts_over >= attempt && entry->retry_ns) {
-            *over = true;
-            status = entry->failure.code;
-            if (error)
-                *error = entry->failure;
-            break;
-        }
-        if (entry->removal != MP_REMOVAL_NONE) {
-            *gone = true;
-            status = mp_fail(error, MP_UNKNOWN_MODEL, "%s: the model was removed", entry->key);
-            break;
-        }
-        if (!in_time && attempt > entry->attempts && entry->unload != MP_UNLOAD_NONE) {
-            status = mp_fail_hint(error, MP_TIMEOUT, "Load it again",
-                                  "%s: the model was being evicted until the deadline, so its load has not begun",
-                                  entry->key);
-            break;
-        }
-        if (!in_time) {
-            status = mp_fail_hint(error, MP_TIMEOUT, "Load it again to wait for it, or raise `timeout`",
-                                  "%s: the load did not end before the deadline (stage: %s); it continues in the "
-                                  "background", entry->key, stage_of(entry));
-            break;
-        }
-        if (!attempt) {
-            loads = entry->loads;
-            /* Wait for the running attempt or, if none is running, for the next one: this call starts it, unless a
-             * worker for queued requests starts first. */
-            attempt = entry->attempts + (entry->attempts == entry->attempts_over);
-        }
-        if (begin_after_failures(entry)) {
-            mp_mutex_unlock(&entry->lock);
-            mp_entry_launch(entry, (mp_guard){0});
-            mp_mutex_lock(&entry->lock);
-            continue;
-        }
-        in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-    }
-    if (pin)
-        entry->pinned = status == MP_OK || (pinned && entry->pinned);
-    mp_mutex_unlock(&entry->lock);
-    return status;
-}
-
 void mp_entry_hold(mp_entry *entry, bool held) {
     mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
@@ -388,391 +196,51 @@ void mp_entry_hold(mp_entry *entry, bool held) {
     mp_mutex_unlock(&entry->lock);
 }
 
-mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
-    mp_assert_not_held(&entry->lock);
-    bool in_time = true;
-    mp_status status = MP_OK;
-    mp_mutex_lock(&entry->lock);
-    entry->pinned = false;
-    mp_entry_clear_failed(entry);
-    uint64_t unloads = entry->unloads;
-    bool works = mp_entry_has_workers(entry);
-    if (works || entry->resident) {
-        if (entry->unload == MP_UNLOAD_NONE || entry->unload == MP_UNLOAD_REQUESTED)
-            mp_entry_set_unload(entry, MP_UNLOAD_CALLED);
-        mp_entry_wake_workers(entry);
-    }
-    if (!works && entry->resident) {
-        /* No worker is listed: the model waits for its backoff, or was loaded before a fork. Free it in this thread. */
-        mp_mutex_unlock(&entry->lock);
-        mp_entry_finalize(entry, NULL);
-        mp_mutex_lock(&entry->lock);
-    }
-    while (mp_entry_has_workers(entry) && entry->unloads == unloads && in_time)
-        in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-    if (mp_entry_has_workers(entry) && entry->unloads == unloads)
-        status = mp_fail_hint(error, MP_TIMEOUT, "Unload it again to wait for it, or raise `timeout`",
-                              "%s: the unload did not end before the deadline (active requests: %d); it continues in "
-                              "the background", entry->key, mp_entry_running(entry));
-    mp_mutex_unlock(&entry->lock);
-    return status;
-}
+/* --- its workers; under the lock unless stated otherwise --- */
 
-/* Must hold the lock. True if all workers wait for memory. They get it, or their requests fail, but they wait for other
- * models in use: if such a model waited for this one, two models could wait for each other. */
-static bool is_blocked(const mp_entry *entry) {
+bool mp_entry_serves(const mp_entry *entry) {
     mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
-        if (!mp_worker_serves(entry->workers[i]) || entry->workers[i]->memory != MP_MEMORY_TIGHT)
-            return false;
-    return entry->worker_count > 0;
-}
-
-/* Must hold the lock. True if the registry itself may evict the model. `now`: all its workers are idle. Otherwise: none
- * of them has an active request, so they soon will be idle. */
-static bool is_evictable(const mp_entry *entry, bool now) {
-    mp_assert_held(&entry->lock);
-    if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
-        (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
-        return false;
-    for (int i = 0; i < entry->worker_count; i++) {
-        const mp_worker *worker = entry->workers[i];
-        if (now ? !mp_worker_idles(worker) || worker->woken : worker->active_count > 0)
-            return false;
-    }
-    return true;
-}
-
-/* Must hold the lock. */
-static bool is_loading(const mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    for (int i = 0; i < entry->worker_count; i++)
-        if (entry->workers[i]->state == MP_WORKER_LOADING)
+        if (mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave)
             return true;
     return false;
 }
 
-/* Must hold the lock. True if the worker holds caches and is idle, or soon will be, because its requests have ended. */
-static bool may_trim(const mp_worker *worker) {
-    mp_assert_held(&worker->entry->lock);
-    return mp_worker_serves(worker) && !worker->active_count && !worker->leave && worker->memory < MP_MEMORY_TRIMMED;
-}
-
-/* Must hold the lock. True if the entry drains or closes: its model is freed once its requests have ended. */
-static bool is_ending(const mp_entry *entry) {
+bool mp_entry_all_leave(const mp_entry *entry) {
     mp_assert_held(&entry->lock);
-    return entry->removal != MP_REMOVAL_NONE || entry->shutdown != MP_SHUTDOWN_OPEN;
+    for (int i = 0; i < entry->worker_count; i++)
+        if (!mp_worker_is_leaving(entry->workers[i]))
+            return false;
+    return !entry->starting;
 }
 
-/* Must hold the lock. True if the model will be freed without a further call, even if it is pinned: an unload was
- * requested, the entry drains, or the last workers are leaving. */
-static bool is_going(const mp_entry *entry) {
+int mp_entry_running(const mp_entry *entry) {
     mp_assert_held(&entry->lock);
-    bool kept = entry->queue.count && entry->health != MP_HEALTH_BROKEN && entry->shutdown != MP_SHUTDOWN_QUITTING;
-    if (mp_entry_must_unload(entry))
-        return true;
-    return !kept && !mp_entry_running(entry) && (is_ending(entry) || (entry->worker_count && all_leave(entry)));
+    int running = 0;
+    for (int i = 0; i < entry->worker_count; i++)
+        running += entry->workers[i]->active_count;
+    return running;
 }
 
-void mp_entry_value(mp_entry *entry, mp_eviction *value) {
-    *value = (mp_eviction){0};
-    mp_mutex_lock(&entry->lock);
-    mp_resident *resident = entry->resident ? mp_entry_borrow(entry) : NULL;
-    bool soon = is_evictable(entry, false), idle = is_evictable(entry, true);
-    bool going = is_going(entry);
-    uint64_t bytes = 0, leaving = 0, newest_ns = 0, caches = 0, trimming = 0;
-    for (int i = 0; i < entry->worker_count; i++) {
-        const mp_worker *worker = entry->workers[i];
-        *(mp_worker_is_leaving(worker) ? &leaving : &bytes) += worker->held_bytes;
-        if (may_trim(worker))
-            *(worker->memory == MP_MEMORY_ASKED ? &trimming : &caches) += worker->held_bytes;
-        if (worker->idle_since_ns > newest_ns)
-            newest_ns = worker->idle_since_ns;
-    }
-    bool asks = entry->queue.count || mp_entry_running(entry);
-    bool used = !soon && !entry->pinned && !entry->held && asks &&
-                (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
-    bool blocked = used && is_blocked(entry), serves = mp_entry_serves(entry) && !is_blocked(entry);
-    uint64_t charged = atomic_load_explicit(&entry->charged, memory_order_relaxed);
-    bool ends = asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
-    value->coming = leaving + (entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0);
-    /* `held_bytes` lacks what engines have taken in the running steps */
-    uint64_t taken = entry->abandoned ? 0 : atomic_load_explicit(&entry->account.used, memory_order_relaxed);
-    mp_mutex_unlock(&entry->lock);
-    if (resident)
-        bytes += resident->model->ops->bytes(resident->model);
-    /* a model that is still loading has no memory to free yet */
-    bool comes = resident && (going || (soon && !idle));
-    if (comes)
-        value->coming += bytes + 1;
-    else if (idle)
-        value->bytes = bytes + 1;
-    else if (resident && (used || ends))
-        *(blocked && !ends ? &value->blocked : &value->busy) = (bytes > taken ? bytes : taken) + charged;
-    else if (resident && serves && asks)
-        value->busy = charged; /* the model stays, its requests end */
-    if (resident && !comes) {
-        value->idle_ns = mp_sys_now_ns() - newest_ns;
-        value->load_ns = resident->load_ns;
-        value->caches = caches;
-        value->trimming = trimming;
-    }
-    if (!resident)
-        return;
-    mp_mutex_lock(&entry->lock);
-    mp_entry_return(entry);
-    mp_mutex_unlock(&entry->lock);
+void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker) {
+    mp_assert_held(&entry->lock);
+    int at = 0;
+    while (entry->workers[at] != worker)
+        at++;
+    entry->worker_count--;
+    memmove(&entry->workers[at], &entry->workers[at + 1], (size_t)(entry->worker_count - at) * sizeof(worker));
 }
 
-bool mp_entry_evict_idle(mp_entry *entry) {
-    mp_mutex_lock(&entry->lock);
-    bool idle = is_evictable(entry, true), works = mp_entry_has_workers(entry);
-    if (idle && works) {
-        mp_entry_request_unload(entry);
-        mp_entry_wake_workers(entry);
-    }
-    mp_mutex_unlock(&entry->lock);
-    if (!idle)
-        return false;
-    mp_log(MP_LOG_INFO, "%s: evicted to make room for other models", entry->key);
-    if (!works) /* no worker exists that would free the model when it leaves, for example after a fork */
-        mp_entry_finalize(entry, NULL);
-    return true;
+void mp_entry_request_unload(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
+    if (entry->unload == MP_UNLOAD_NONE)
+        mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
 }
 
-uint64_t mp_entry_trim(mp_entry *entry) {
-    uint64_t trimming = 0;
-    mp_mutex_lock(&entry->lock);
-    for (int i = 0; i < entry->worker_count; i++) {
-        mp_worker *worker = entry->workers[i];
-        if (!may_trim(worker) || worker->memory == MP_MEMORY_ASKED)
-            continue;
-        trimming += worker->held_bytes;
-        worker->memory = MP_MEMORY_ASKED;
-        mp_worker_wake(worker);
-    }
-    mp_mutex_unlock(&entry->lock);
-    return trimming;
-}
-
-void mp_entry_remove(mp_entry *entry) {
+bool mp_entry_in_use(mp_entry *entry) {
     mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
-    if (entry->removal == MP_REMOVAL_NONE) /* already DRAINING if an earlier caller gave up waiting */
-        mp_entry_set_removal(entry, MP_REMOVAL_DRAINING);
-    bool works = mp_entry_has_workers(entry);
-    if (works)
-        mp_entry_wake_workers(entry);
-    for (int i = 0; i < entry->worker_count && !entry->queue.count; i++)
-        if (entry->workers[i]->state == MP_WORKER_SPAWNING || entry->workers[i]->state == MP_WORKER_LOADING)
-            atomic_store_explicit(&entry->workers[i]->step_cancelled, 1, memory_order_release);
-    mp_cond_broadcast(&entry->room);
-    mp_cond_broadcast(&entry->changed);
+    bool in_use = !mp_entry_all_leave(entry) || entry->queue.count || mp_entry_running(entry);
     mp_mutex_unlock(&entry->lock);
-    if (!works)
-        mp_entry_finalize(entry, NULL);
-}
-
-/* Must hold the lock. True while mp_entry_finalize has not freed everything. */
-static bool is_pending(const mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING; /* the entry never becomes GONE */
-    return mp_entry_has_workers(entry) || (!quit && entry->removal != MP_REMOVAL_GONE);
-}
-
-mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
-    mp_assert_not_held(&entry->lock);
-    bool in_time = true;
-    mp_status status = MP_OK;
-    mp_mutex_lock(&entry->lock);
-    while (is_pending(entry) && in_time) {
-        if (mp_entry_has_workers(entry) || entry->queue.count) {
-            in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-            continue;
-        }
-        mp_mutex_unlock(&entry->lock);
-        mp_entry_remove(entry); /* the thread that should call this may be slow, or exist in a fork's parent only */
-        mp_mutex_lock(&entry->lock);
-    }
-    if (is_pending(entry))
-        status = mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`",
-                              "%s: the removal did not end before the deadline (requests left: %d); it continues in "
-                              "the background", entry->key, mp_entry_running(entry) + entry->queue.count);
-    mp_mutex_unlock(&entry->lock);
-    return status;
-}
-
-/* --- shutdown, in this order --- */
-
-void mp_entry_close(mp_entry *entry) {
-    mp_mutex_lock(&entry->lock);
-    if (entry->shutdown == MP_SHUTDOWN_OPEN) /* mp_registry_close calls this twice: again for late arrivals */
-        mp_entry_set_shutdown(entry, MP_SHUTDOWN_CLOSED);
-    mp_cond_broadcast(&entry->room);
-    mp_cond_broadcast(&entry->changed);
-    mp_mutex_unlock(&entry->lock);
-}
-
-bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns) {
-    bool in_time = true;
-    mp_mutex_lock(&entry->lock);
-    while ((entry->queue.count || mp_entry_running(entry)) && in_time)
-        in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-    mp_mutex_unlock(&entry->lock);
-    return in_time;
-}
-
-void mp_entry_quit(mp_entry *entry) {
-    mp_mutex_lock(&entry->lock);
-    if (entry->shutdown != MP_SHUTDOWN_QUITTING)
-        mp_entry_set_shutdown(entry, MP_SHUTDOWN_QUITTING);
-    mp_ticket *list = mp_entry_take_queue(entry);
-    for (mp_ticket *ticket = list; ticket; ticket = ticket->next)
-        atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
-    for (int i = 0; i < entry->worker_count; i++) {
-        mp_worker *worker = entry->workers[i];
-        for (int j = 0; j < worker->active_count; j++)
-            mp_entry_cancel_locked(entry, worker->active[j], MP_SHUTTING_DOWN);
-        atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
-        mp_worker_wake(worker);
-    }
-    mp_mutex_unlock(&entry->lock);
-    mp_entry_finish_list(entry, list, NULL);
-}
-
-/* Must hold the lock. Returns a worker that may be abandoned because its thread is inside a step, a load or a slice of
- * optional work, or NULL. */
-static mp_worker *find_abandonable(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    for (int i = 0; i < entry->worker_count; i++) {
-        mp_worker *worker = entry->workers[i];
-        if ((worker->in_step || worker->state == MP_WORKER_LOADING) && !worker->moving)
-            return worker;
-    }
-    return NULL;
-}
-
-void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
-    mp_error error;
-    mp_mutex_lock(&entry->lock);
-    while (mp_entry_has_workers(entry)) {
-        mp_worker *caught = mp_sys_now_ns() >= deadline_ns ? find_abandonable(entry) : NULL;
-        if (caught) {
-            mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end before the shutdown deadline", entry->key,
-                    caught->id);
-            mp_worker_abandon(caught, &error);
-        } else { /* workers outside steps and loads leave soon */
-            mp_cond_wait(&entry->changed, &entry->lock,
-                         mp_sys_now_ns() < deadline_ns ? deadline_ns : mp_sys_now_ns() + 10 * MP_MS);
-        }
-    }
-    mp_loader loader = {0};
-    if (!entry->abandoned) { /* otherwise an abandoned thread may still use the loader: mp_entry_unpin frees it */
-        loader = entry->loader;
-        entry->loader = (mp_loader){0};
-    }
-    mp_resident *kept = entry->resident;
-    entry->resident = NULL;
-    while (entry->borrowers)
-        mp_cond_wait(&entry->changed, &entry->lock, 0);
-    mp_mutex_unlock(&entry->lock);
-    mp_resident_unpin(kept);
-    free_loader(&loader);
-}
-
-/* --- state for display --- */
-
-/* Must hold the lock. Returns the value for mp_entry_info.state. */
-static const char *state_of(const mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    bool serves = false, busy = false, loading = entry->starting > 0;
-    bool leaving = false;
-    for (int i = 0; i < entry->worker_count; i++) {
-        mp_worker_state state = entry->workers[i]->state;
-        /* count requests: `state` changes only some time after the last request ended */
-        busy |= entry->workers[i]->active_count > 0;
-        serves |= mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave;
-        loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
-        leaving |= state == MP_WORKER_EVICTING || (entry->resident && mp_worker_is_leaving(entry->workers[i]));
-    }
-    if (serves && mp_entry_must_unload(entry))
-        return "evicting"; /* a caller of mp_entry_load waits for the next load */
-    if (serves)
-        return busy ? "busy" : "ready";
-    if (loading)
-        return "loading";
-    if (entry->unload == MP_UNLOAD_RUNNING)
-        return "evicting";
-    if (entry->health != MP_HEALTH_SOUND) /* also while the worker whose load failed is leaving */
-        return "failed";
-    return leaving ? "evicting" : "cold";
-}
-
-mp_resident *mp_entry_borrow(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    entry->borrowers++;
-    return entry->resident;
-}
-
-void mp_entry_return(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    if (--entry->borrowers == 0)
-        mp_cond_broadcast(&entry->changed);
-}
-
-void mp_entry_describe(mp_entry *entry, mp_entry_info *info) {
-    mp_assert_not_held(&entry->lock);
-    *info = (mp_entry_info){.capability = entry->capability, .policy = entry->policy};
-    memcpy(info->key, entry->key, sizeof(info->key));
-    mp_mutex_lock(&entry->lock);
-    uint64_t now = mp_sys_now_ns(), newest_ns = 0;
-    info->state = state_of(entry);
-    info->breaker = mp_breaker_name(&entry->breaker);
-    info->dead = entry->abandoned;
-    info->queued = entry->queue.count;
-    memcpy(info->waiting, entry->queue.counts, sizeof(info->waiting));
-    memcpy(info->capacity, entry->queue.capacity, sizeof(info->capacity));
-    for (int kind = 0; kind < MP_SERVICE_COUNT; kind++)
-        info->full_ns[kind] = mp_queue_full_ns(&entry->queue, kind, now);
-    info->running = mp_entry_running(entry);
-    info->pinned = entry->pinned;
-    info->accepted = entry->accepted;
-    info->keep_alive_ns = entry->keep_alive_ns;
-    info->latency = entry->latency;
-    info->units_in = entry->units_in;
-    info->units_out = entry->units_out;
-    info->rows = atomic_load_explicit(&entry->rows, memory_order_relaxed);
-    info->last_error = entry->last_error;
-    for (int i = 0; i < entry->worker_count; i++) {
-        const mp_worker *worker = entry->workers[i];
-        bool serves = mp_worker_serves(worker) || worker->state == MP_WORKER_EVICTING;
-        info->worker[info->worker_count++] = (mp_worker_info){
-            .id = worker->id,
-            .node = mp_cpu_allocator_node_number(entry->services->allocator_pinned, worker->home),
-            .state = mp_worker_state_name(worker->state),
-            .running = worker->active_count,
-            .served = worker->served,
-            .busy_ns = worker->step_ns,
-            .idle_ns = mp_worker_idles(worker) ? now - worker->idle_since_ns : 0,
-            .engine_bytes = serves ? worker->held_bytes : 0,
-            .predicted_bytes = worker->engine_bytes,
-            .process = serves ? worker->process : 0,
-        };
-        info->workers += serves;
-        info->busy += worker->active_count > 0;
-        info->engine_bytes += serves ? worker->held_bytes : 0;
-        if (worker->idle_since_ns > newest_ns)
-            newest_ns = worker->idle_since_ns;
-    }
-    if (entry->services->predictive_scaling)
-        info->arrivals = mp_forecast_rate(&entry->forecast, now);
-    info->predicted = mp_dispatch_predicted(entry, now);
-    info->idle_ns = info->workers && !info->busy ? now - newest_ns : 0;
-    mp_resident *resident = entry->resident ? mp_entry_borrow(entry) : NULL;
-    mp_mutex_unlock(&entry->lock);
-    info->errors = atomic_load_explicit(&entry->errors, memory_order_relaxed);
-    info->model = resident ? resident->model : NULL;
-    info->model_bytes = resident ? resident->model->ops->bytes(resident->model) : 0;
-    info->predicted_bytes = resident ? resident->predicted_bytes : 0;
-    info->load_ns = resident ? resident->load_ns : 0;
+    return in_use;
 }

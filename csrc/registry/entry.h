@@ -1,20 +1,28 @@
 /* entry.h: one key of the registry: the model, its workers, its bounded queue and its circuit breaker.
  *
  * An entry outlives every model that is loaded for it. Requests enter the one queue; workers (worker.h) take them
- * from there. A worker is a job of the thread pool. The first worker loads the model, without Python, and all
- * workers share it. The last worker to leave frees it. The functions of an entry are spread over these files:
+ * from there. A worker is a job of the thread pool. The first worker loads the model, without Python, and all workers
+ * share it. The last worker to leave frees it. The functions of an entry are spread over these files. Each calls only
+ * functions of files above it in this list (tests/c/check_tiers.py), except through pointers:
  *
- *   submit.c       callers: submit, cancel, queue position
- *   entry.c        callers and registry: load, evict, remove, shut down
- *   entry_state.c  the tables and setters of the four state machines below
- *   dispatch.c     which worker takes which request; when to start one more worker (ahead of need: forecast.h)
- *   loading.c      cold start: a worker's way from SPAWNING to READY
- *   serve.c        a worker's loop: take, admit, plan, lease compute threads, step, deliver outcomes
- *   leaving.c      the end of a worker, and the end of the model
- *   ends.c         the end of a request: faults, retries, breaker, metrics
- *   holders.c      which models hold memory, for messages
- *   improve.c      optional work of the engines of idle workers
- *   sweep.c        periodic checks: deadlines, stuck loads and steps, idle workers
+ *   entry.c      the data: life, states, the loaded model, settings
+ *   worker.c     a worker's states, liveness and compute threads (worker.h)
+ *   request.c    tickets (request.h)
+ *   faults.c     the fault record: what failed, and what follows (faults.h)
+ *   dispatch.c   which worker takes which request; when to start one more worker (ahead of need: forecast.h)
+ *   ends.c       the end of a request: cancellation, memory, metrics, terminal status
+ *   launch.c     starts workers; frees the model when none is left
+ *   submit.c     a request enters the queue; its place there
+ *   caller.c     a caller's ticket: wait, read, cancel, release
+ *   load.c       callers that load; a worker's way from SPAWNING to READY
+ *   improve.c    optional work of the engines of idle workers
+ *   serve.c      a worker's loop: take, admit, plan, lease compute threads, step, deliver outcomes
+ *   leave.c      the job of a worker's thread, and its end; abandoned workers
+ *   evict.c      frees a model's memory
+ *   remove.c     removal of the key, replacement, shutdown
+ *   sweep.c      periodic checks: deadlines, stuck loads and steps, idle workers
+ *   describe.c   state and figures for display; the models that hold memory
+ *   audit.c      the invariants (audit.h)
  *
  * One mutex per entry guards all its mutable state. No thread holds it while a model loads, steps or is freed. Every
  * queued ticket gets its terminal status from exactly one of: the worker that took it, a load or a worker that failed,
@@ -22,16 +30,16 @@
 #ifndef MP_REGISTRY_ENTRY_H
 #define MP_REGISTRY_ENTRY_H
 
-#include "registry/breaker.h"
+#include "registry/faults.h"
 #include "registry/forecast.h"
 #include "registry/histogram.h"
 #include "registry/request.h"
 #include "registry/services.h"
 #include "registry/worker.h"
 
-/* The state of an entry is four independent machines. All are guarded by the entry's lock. mp_entry_set_shutdown,
- * _removal, _unload and _health change them and refuse every transition that the diagrams do not show
- * (state_machine.h).
+/* The state of an entry is four independent machines: these three, and mp_faults.health (faults.h). All are guarded by
+ * the entry's lock. mp_entry_set_shutdown, _removal and _unload change them and refuse every
+ * transition that the diagrams do not show (state_machine.h).
  *
  * shutdown: the registry closes.
  *
@@ -90,30 +98,14 @@ typedef enum mp_entry_unload {
 } mp_entry_unload;
 extern const mp_state_machine mp_unload_machine;
 
-/* health: earlier failures, because of which requests are refused.
- *
- *              +--+
- *              |  v
- *   SOUND <-> FAILED <--> BROKEN
- *     ^                     ^
- *     +---------------------+
- *
- *   FAILED  The last load failed, or a file of the loaded model changed. Requests are refused with `failure` until
- *           `retry_ns`; the first request after that starts a load. Becomes SOUND when a load succeeds or the model is
- *           evicted.
- *   BROKEN  Workers died too often. Requests are refused with `failure` (NO_WORKERS) and no worker starts, until a
- *           caller asks for a load. That call does not clear the failure of an earlier load: BROKEN becomes FAILED if
- *           `retry_ns` is set, else SOUND.
- *
- * Health is independent of `resident`: a loaded model may be FAILED (its last worker could not create an engine) or
- * BROKEN (other workers still serve). */
-typedef enum mp_entry_health {
-    MP_HEALTH_SOUND,
-    MP_HEALTH_FAILED,
-    MP_HEALTH_BROKEN,
-    MP_HEALTH_STATES
-} mp_entry_health;
-extern const mp_state_machine mp_health_machine;
+/* A loaded model and the count of its users. The last reference frees it. */
+struct mp_resident {
+    mp_model *model;
+    _Atomic int references;
+    uint64_t load;    /* number of the load that created the model, >= 1, unique in the process */
+    uint64_t load_ns; /* duration of the load */
+    uint64_t predicted_bytes; /* predicted size of the weights */
+};
 
 struct mp_entry {
     /* constant after mp_entry_create */
@@ -140,7 +132,6 @@ struct mp_entry {
     mp_entry_shutdown shutdown;
     mp_entry_removal removal;
     mp_entry_unload unload;
-    mp_entry_health health;
     uint64_t unload_bytes; /* size of the model that is being freed */
     _Atomic uint64_t charged; /* bytes of its requests, which `account` does not contain */
     int abandoned;         /* abandoned workers whose threads have not returned */
@@ -152,16 +143,7 @@ struct mp_entry {
     uint64_t attempts, attempts_over; /* loads that started; loads that ended, in success or failure */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* unloads that ended, also of models that were not loaded */
-    mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
-    mp_error load_failure;            /* the last failed load or changed file, also while `health` is BROKEN */
-    uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */
-    uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
-    uint64_t spawn_ns;                /* no worker starts before this time: the backoff after worker deaths */
-    uint64_t death_ns[5];             /* ring buffer: when the last workers died, except by external kills */
-    int deaths;
-    uint64_t killed_ns, kill_backoff_ns; /* the last death by an external kill, and the backoff after it */
     uint64_t scale_ns;                /* no additional worker starts before this time */
-    mp_breaker breaker;
     mp_forecast forecast; /* used with predictive_scaling only */
     uint64_t keep_alive_ns;
     uint64_t accepted;  /* accepted requests; the value becomes mp_item.sequence */
@@ -170,6 +152,7 @@ struct mp_entry {
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     mp_histogram latency; /* completed requests: time from submission to completion */
     mp_status last_error;
+    mp_faults faults;
     struct mp_entry *close_next; /* links the entries while the registry closes */
 
     /* accessed by any thread */
@@ -177,6 +160,8 @@ struct mp_entry {
     _Atomic uint64_t errors;
     _Atomic uint64_t rows; /* tokens of all passes: prompt, decode and draft tokens */
 };
+
+/* --- entry.c; must not hold the lock unless stated otherwise --- */
 
 /* Takes ownership of `loader`, also on failure. Returns one reference to the caller. */
 mp_status mp_entry_create(mp_services *services, const char *key, const mp_loader *loader, mp_entry **entry,
@@ -188,86 +173,25 @@ void mp_entry_unpin(mp_entry *entry);
 static inline const char *mp_entry_key(const mp_entry *entry) { return entry->key; }
 /* Returns how long a thread that waits for a ticket of the entry may spin. The entry must outlive the rule. */
 mp_spin_rule mp_entry_spin_rule(mp_entry *entry);
-
-/* --- for callers; must not hold the lock --- */
-
-/* Queues the ticket and starts a load if necessary, or refuses it. On success the pool owns one reference to the
- * ticket. Sets *gone if the entry was removed or replaced meanwhile: then look the key up again. */
-mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
-                          mp_error *error);
-/* Loads the model if necessary and waits until a worker serves. `pin`: sets mp_entry.pinned on success. Sets *gone as
- * mp_entry_submit does. *over: the load has ended, with the returned status; its worker may not have reported the
- * event yet. */
-mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error);
-/* As mp_registry_evict: unpins the model, forgets a failed load, and waits until the model is freed. TIMEOUT: the
- * eviction continues in the background. */
-mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns); /* sets mp_entry.keep_alive_ns */
 void mp_entry_pin_model(mp_entry *entry, bool pinned);             /* sets mp_entry.pinned */
-/* Starts a load and does not wait for it. */
-void mp_entry_start(mp_entry *entry);
+void mp_entry_hold(mp_entry *entry, bool held); /* sets mp_entry.held */
 /* True while a worker starts or exists that is not leaving, or a request is queued or active. A loaded model without
  * workers is not in use. */
 bool mp_entry_in_use(mp_entry *entry);
-void mp_entry_hold(mp_entry *entry, bool held); /* sets mp_entry.held */
-/* Refuses new requests, serves the accepted ones, then frees everything and reports MP_ENTRY_GONE. Cancels a load for
- * which no request waits. Never blocks. */
-void mp_entry_remove(mp_entry *entry);
-/* Waits until mp_entry_remove has freed everything. Calls it if no worker is left to do so. */
-mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
-/* Cancels the request; `cause` becomes mp_ticket.cause. A queued request ends before the call returns, an active one
- * when its worker notices. Returns false if the request had already ended. */
-bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
-/* Wakes the worker on whose active list the request is, to re-check the request's grammar mask. See mp_ticket_wake. */
-void mp_entry_wake(mp_entry *entry, mp_ticket *ticket);
-/* As mp_ticket_position, but `eta_ns` must not be NULL, and *eta_ns stays unchanged if the time is unknown. */
-int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);
-/* Borrows info->model, if not NULL, until mp_entry_return. */
-void mp_entry_describe(mp_entry *entry, mp_entry_info *info);
+mp_resident *mp_resident_pin(mp_resident *resident);
+void mp_resident_unpin(mp_resident *resident); /* NULL is legal */
 /* Must hold the lock; a model must be loaded. Returns the model, which exists until mp_entry_return. The borrower must
  * not wait for any thread meanwhile: an unload waits for borrowers, so that its memory is free when it ends. */
 mp_resident *mp_entry_borrow(mp_entry *entry);
 void mp_entry_return(mp_entry *entry); /* must hold the lock */
 
-/* --- for the registry --- */
+/* --- entry.c; must hold the lock --- */
 
-/* Performs all periodic checks: deadlines, stuck loads and steps, idle workers. Returns the time at which the next
- * check is due. */
-uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
-/* The effect of evicting a model, by which the registry chooses the model to evict. */
-typedef struct mp_eviction {
-    uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
-    uint64_t coming;  /* bytes that a running eviction will free */
-    uint64_t busy;    /* bytes of requests, and of a model in use that may be evicted once they have ended */
-    uint64_t blocked; /* bytes of a model in use whose requests all wait for memory */
-    uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
-    uint64_t idle_ns, load_ns;
-} mp_eviction;
-void mp_entry_value(mp_entry *entry, mp_eviction *value); /* fills in *value */
-/* Starts to evict the model. Returns false, and does nothing, if the model is not idle any more. Never blocks. */
-bool mp_entry_evict_idle(mp_entry *entry);
-/* Tells idle workers to free caches and arenas. Never blocks. Returns the bytes held by the workers that this call
- * told. */
-uint64_t mp_entry_trim(mp_entry *entry);
-void mp_entry_close(mp_entry *entry); /* refuses requests from now on */
-/* Waits until no request is queued or active. Returns false at the deadline. */
-bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns);
-void mp_entry_quit(mp_entry *entry); /* cancels all queued and active requests, and all loads */
-/* Waits for the workers until the deadline and abandons those that have not left by then. Frees loader and model. */
-void mp_entry_join(mp_entry *entry, uint64_t deadline_ns);
-void mp_entry_fork_child(mp_entry *entry);
-/* See audit.h. Adds the compute threads that the workers hold to *threads. */
-mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp_mutex *mutex), mp_error *error);
-
-/* --- entry_state.c; must hold the lock. Each setter refuses an illegal transition (state_machine.h) --- */
-
+/* Each setter refuses an illegal transition (state_machine.h). */
 void mp_entry_set_shutdown(mp_entry *entry, mp_entry_shutdown shutdown);
 void mp_entry_set_removal(mp_entry *entry, mp_entry_removal removal);
 void mp_entry_set_unload(mp_entry *entry, mp_entry_unload unload);
-void mp_entry_set_health(mp_entry *entry, mp_entry_health health);
-
-/* --- for workers; must hold the lock unless stated otherwise --- */
-
 /* True if a worker exists or is about to start. Also true while the unload is RUNNING: then no worker may start. */
 static inline bool mp_entry_has_workers(const mp_entry *entry) {
     return entry->worker_count + entry->starting > 0 || entry->unload == MP_UNLOAD_RUNNING;
@@ -278,29 +202,15 @@ static inline bool mp_entry_must_unload(const mp_entry *entry) {
 }
 bool mp_entry_serves(const mp_entry *entry); /* true if some worker serves and is not leaving */
 int mp_entry_running(const mp_entry *entry); /* number of active items of all workers */
+bool mp_entry_all_leave(const mp_entry *entry); /* no worker is about to start, and all listed ones are leaving */
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
-void mp_entry_wake_workers(mp_entry *entry); /* wakes every worker */
-/* Announces the first worker and returns true, unless mp_entry_has_workers, the entry is BROKEN or the backoff has not
- * ended. If it returns true, call mp_entry_launch after unlocking. */
-bool mp_entry_begin(mp_entry *entry);
-/* Must not hold the lock. Starts the worker that mp_entry_begin, mp_dispatch_scale or mp_dispatch_predict announced.
- * Takes ownership of `guard`. */
-void mp_entry_launch(mp_entry *entry, mp_guard guard);
 /* Requests that the model is unloaded once its active requests are done. Does nothing if the unload is already
  * REQUESTED, CALLED or RUNNING. The caller wakes the workers. */
 void mp_entry_request_unload(mp_entry *entry);
-/* Records a failed load and refuses requests until the end of the backoff. A BROKEN entry stays BROKEN and keeps the
- * failure that broke it: that is the first cause, and says how to start the model again. */
-void mp_entry_set_failed(mp_entry *entry, const mp_error *error);
-/* Forgets a failed load. A BROKEN entry stays BROKEN. */
-void mp_entry_clear_failed(mp_entry *entry);
-/* Must not hold the lock. Unlists `leaving` (NULL: already unlisted). If no worker is left, frees the model or, if
- * requests are queued, keeps the model and starts another worker. */
-void mp_entry_finalize(mp_entry *entry, mp_worker *leaving);
-/* Records the death of a worker: no worker starts before the end of a backoff, which doubles with each further death,
- * up to a limit. `external_kill`: another program killed the worker's process, as the system does when it runs out of
- * memory. Such deaths have a backoff of their own and never make the entry BROKEN; too many others do. */
-void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *error);
+
+/* --- worker.c; must hold the lock --- */
+
+void mp_entry_wake_workers(mp_entry *entry); /* wakes every worker */
 
 /* --- dispatch.c; must hold the lock --- */
 
@@ -342,13 +252,14 @@ int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns);
 /* Predicts the time until a request starts if work of `cost_ahead` is queued before it. `pace`: mp_entry.pace or
  * .full_pace. Returns 0 if unknown. */
 uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace);
+/* Call after removing requests from the queue: wakes the submitters that wait for room. */
+void mp_entry_notify_room(mp_entry *entry);
 
 /* --- ends.c --- */
 
 /* Must hold the lock. Empties the queue into a list linked by mp_ticket.next. The tickets become ENDED; the caller must
  * finish them with mp_entry_finish_list. */
 mp_ticket *mp_entry_take_queue(mp_entry *entry);
-void mp_entry_notify_room(mp_entry *entry); /* must hold the lock; call after removing requests from the queue */
 /* Must hold the lock, for a queued or active request. Returns true if the request was queued: it is ENDED now, and the
  * caller must finish it. */
 bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause);
@@ -362,25 +273,6 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 /* Must not hold the lock. Finishes the tickets of a list from mp_entry_take_queue with `error` (NULL: each ticket with
  * its own cause). */
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
-/* Must hold the lock. Counts a fault of a worker. `in_breaker`: it counts for the breaker, too. */
-void mp_entry_note_fault(mp_entry *entry, bool in_breaker);
-typedef struct mp_step_fault { bool counted, in_breaker; } mp_step_fault; /* {0} before the first failed request */
-/* Must not hold the lock. A worker had a fault in a step with this request. `alone`: no other request was in the step.
- * `external_kill`: another program killed the worker's process. Returns true if the request is to be retried, and
- * changes its retry state. A step that fails for several requests counts as one fault. For the breaker it counts only
- * if it is the first fault of one of them, so a request that fails again on its retry counts once, and not at all if
- * another program killed the worker. */
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
-                    mp_step_fault *step);
-/* Must not hold the lock. A step found no memory for this request, which is not a worker fault. `coming`: memory is
- * being freed. Returns true if the request is to be tried again. Uses up a retry only if no memory is coming. */
-bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming);
-/* Must not hold the lock. Call when a worker was lost in a step with this request, except by an external kill
- * (quarantine.h). Returns true if requests with the same fingerprint are refused from now on. */
-bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone);
-/* Must not hold the lock; only the thread that holds the ticket may call it. Sets `ticket->quarantined` if the
- * quarantine has a record of this request. Returns MP_MODEL if the record counts MP_QUARANTINE_FAULTS losses. */
-mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 /* Must not hold the lock; only the thread that holds the ticket may call it. Checks the request against the model,
  * unless this load of the model has checked it already. May add bytes to the request: call mp_entry_charge next. */
 mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *error);
@@ -390,11 +282,100 @@ void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
 /* Must not hold the lock. A request is refused, or ends, for lack of memory: names the models that hold it, and logs a
  * warning, at most one per second. */
 void mp_entry_explain_shortage(mp_entry *entry, mp_error *error);
+/* Must not hold the lock. Cancels the request; `cause` becomes mp_ticket.cause. A queued request ends before the call
+ * returns, an active one when its worker notices. Returns false if the request had already ended. */
+bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
+/* Must not hold the lock. Wakes the worker on whose active list the request is, to re-check the request's grammar mask.
+ * See mp_ticket_wake. */
+void mp_entry_wake(mp_entry *entry, mp_ticket *ticket);
 
-/* --- loading.c, serve.c, leaving.c; for the worker's own thread --- */
+/* --- launch.c; must hold the lock unless stated otherwise --- */
+
+/* Announces the first worker and returns true, unless mp_entry_has_workers, the entry is BROKEN or the backoff has not
+ * ended. If it returns true, call mp_entry_launch after unlocking. */
+bool mp_entry_begin(mp_entry *entry);
+/* Must not hold the lock. Starts the worker that mp_entry_begin, mp_dispatch_scale or mp_dispatch_predict announced.
+ * Takes ownership of `guard`. */
+void mp_entry_launch(mp_entry *entry, mp_guard guard);
+/* Must not hold the lock. Unlists `leaving` (NULL: already unlisted). If no worker is left, frees the model or, if
+ * requests are queued, keeps the model and starts another worker. */
+void mp_entry_finalize(mp_entry *entry, mp_worker *leaving);
+
+/* --- submit.c; must not hold the lock --- */
+
+/* Queues the ticket and starts a load if necessary, or refuses it. On success the pool owns one reference to the
+ * ticket. Sets *gone if the entry was removed or replaced meanwhile: then look the key up again. */
+mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
+                          mp_error *error);
+/* As mp_ticket_position, but `eta_ns` must not be NULL, and *eta_ns stays unchanged if the time is unknown. */
+int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);
+
+/* --- load.c; must not hold the lock --- */
+
+/* Loads the model if necessary and waits until a worker serves. `pin`: sets mp_entry.pinned on success. Sets *gone as
+ * mp_entry_submit does. *over: the load has ended, with the returned status; its worker may not have reported the
+ * event yet. */
+mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error);
+/* Starts a load and does not wait for it. */
+void mp_entry_start(mp_entry *entry);
+
+/* --- load.c, serve.c, leave.c; for the worker's own thread --- */
 
 bool mp_worker_start(mp_worker *worker); /* true: ready to serve; false: failed, worker must leave */
 void mp_worker_serve(mp_worker *worker); /* returns when the worker must leave */
 void mp_worker_leave(mp_worker *worker); /* frees engine and worker; the last worker frees the model */
+void mp_worker_run(void *worker);        /* the job: all three, then frees the worker */
+
+/* --- leave.c --- */
+
+/* Must hold the entry's lock; releases it temporarily. Abandons a worker that makes no progress: unlists it, ends its
+ * requests with `error` and frees its CPUs for other workers. */
+void mp_worker_abandon(mp_worker *worker, const mp_error *error);
+
+/* --- evict.c; must not hold the lock --- */
+
+/* As mp_registry_evict: unpins the model, forgets a failed load, and waits until the model is freed. TIMEOUT: the
+ * eviction continues in the background. */
+mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
+/* The effect of evicting a model, by which the registry chooses the model to evict. */
+typedef struct mp_eviction {
+    uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
+    uint64_t coming;  /* bytes that a running eviction will free */
+    uint64_t busy;    /* bytes of requests, and of a model in use that may be evicted once they have ended */
+    uint64_t blocked; /* bytes of a model in use whose requests all wait for memory */
+    uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
+    uint64_t idle_ns, load_ns;
+} mp_eviction;
+void mp_entry_value(mp_entry *entry, mp_eviction *value); /* fills in *value */
+/* Starts to evict the model. Returns false, and does nothing, if the model is not idle any more. Never blocks. */
+bool mp_entry_evict_idle(mp_entry *entry);
+/* Tells idle workers to free caches and arenas. Never blocks. Returns the bytes held by the workers that this call
+ * told. */
+uint64_t mp_entry_trim(mp_entry *entry);
+
+/* --- remove.c; must not hold the lock --- */
+
+/* Refuses new requests, serves the accepted ones, then frees everything and reports MP_ENTRY_GONE. Cancels a load for
+ * which no request waits. Never blocks. */
+void mp_entry_remove(mp_entry *entry);
+/* Waits until mp_entry_remove has freed everything. Calls it if no worker is left to do so. */
+mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
+void mp_entry_close(mp_entry *entry); /* refuses requests from now on */
+/* Waits until no request is queued or active. Returns false at the deadline. */
+bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns);
+void mp_entry_quit(mp_entry *entry); /* cancels all queued and active requests, and all loads */
+/* Waits for the workers until the deadline and abandons those that have not left by then. Frees loader and model. */
+void mp_entry_join(mp_entry *entry, uint64_t deadline_ns);
+
+/* --- sweep.c, describe.c, registry_fork.c, audit.c; must not hold the lock --- */
+
+/* Performs all periodic checks: deadlines, stuck loads and steps, idle workers. Returns the time at which the next
+ * check is due. */
+uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
+/* Borrows info->model, if not NULL, until mp_entry_return. */
+void mp_entry_describe(mp_entry *entry, mp_entry_info *info);
+void mp_entry_fork_child(mp_entry *entry);
+/* See audit.h. Adds the compute threads that the workers hold to *threads. */
+mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp_mutex *mutex), mp_error *error);
 
 #endif

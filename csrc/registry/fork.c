@@ -9,11 +9,8 @@
 #include "registry/events.h"
 #include "registry/governor.h"
 
-static _Atomic uint32_t generation;
 static mp_shared_slot registries; /* its lock guards the list; the forking thread holds it during the fork */
 static mp_registry *first;
-
-uint32_t mp_fork_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
 
 static void fork_before(void) {
     mp_shared_lock(&registries);
@@ -31,21 +28,20 @@ static void unlock_slots(void) {
     mp_shared_unlock(&registries);
 }
 
-static void in_parent(void) {
+static void fork_in_parent(void) {
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_parent(registry);
     unlock_slots();
 }
 
-static void in_child(void) {
-    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
+static void fork_in_child(void) {
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_child(registry);
     unlock_slots();
 }
 
 mp_status mp_fork_install(mp_error *error) {
-    static const mp_fork_handlers handlers = {fork_before, in_parent, in_child};
+    static const mp_fork_handlers handlers = {fork_before, fork_in_parent, fork_in_child};
     static const mp_fork_handlers event_handlers = {.child = mp_events_fork_child};
     MP_TRY(mp_fork_register(MP_FORK_EVENTS, &event_handlers, error));
     return mp_fork_register(MP_FORK_REGISTRIES, &handlers, error);

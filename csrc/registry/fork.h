@@ -10,8 +10,6 @@
 
 #include "registry/registry.h"
 
-/* Returns the number of forks between the first process that used registries and this process. */
-uint32_t mp_fork_generation(void);
 /* Register the handlers of registries and of events. Call before creating anything that these handlers lock.
  * Thread-safe. MEMORY_EXHAUSTED when the system refuses the hooks. */
 mp_status mp_fork_install(mp_error *error);

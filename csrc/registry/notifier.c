@@ -3,9 +3,9 @@
 
 #include <stdatomic.h>
 
+#include "base/forked.h"
 #include "base/sys.h"
 #include "base/wake_fd.h"
-#include "registry/fork.h"
 
 struct mp_notifier {
     _Atomic int references;

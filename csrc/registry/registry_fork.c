@@ -1,28 +1,6 @@
-/* registry_fork.c: the audit of a registry, and its part of a fork. See audit.h and fork.h. */
-#include "registry/audit.h"
+/* registry_fork.c: a registry's part of a fork. See fork.h. */
 #include "registry/fork.h"
 #include "registry/state.h"
-
-/* --- audit; takes no lock --- */
-
-mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
-    int threads = 0, used = mp_cpu_allocator_leased(registry->services->allocator_pinned);
-    if (is_held(&registry->lock))
-        return MP_OK;
-    for (int i = 0; i < registry->slot_count; i++) {
-        MP_TRY(mp_entry_audit(registry->slots[i].current, &threads, is_held, error));
-        if (registry->slots[i].incoming)
-            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &threads, is_held, error));
-    }
-    for (int i = 0; i < registry->leaving_count; i++)
-        MP_TRY(mp_entry_audit(registry->leaving[i], &threads, is_held, error));
-    if (threads > used || used > mp_cpu_allocator_threads(registry->services->allocator_pinned))
-        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d",
-                       threads, used, mp_cpu_allocator_threads(registry->services->allocator_pinned));
-    return MP_OK;
-}
-
-/* --- fork --- */
 
 mp_registry **mp_registry_fork_next(mp_registry *registry) { return &registry->fork_next; }
 
@@ -49,7 +27,6 @@ void mp_registry_fork_before(mp_registry *registry) {
     if (services->pool)
         mp_pool_fork_before(services->pool);
     mp_maintenance_fork_before(&services->maintenance);
-    mp_quarantine_fork_before(&services->quarantine);
 }
 
 void mp_registry_fork_before_shared(mp_registry *registry) {
@@ -61,7 +38,6 @@ void mp_registry_fork_parent(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_cpu_allocator_fork_parent(services->allocator_pinned);
     mp_governor_fork_parent(services->governor);
-    mp_quarantine_fork_parent(&services->quarantine);
     mp_maintenance_fork_parent(&services->maintenance);
     if (services->pool)
         mp_pool_fork_parent(services->pool);
@@ -95,7 +71,7 @@ void mp_entry_fork_child(mp_entry *entry) {
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);
     mp_mutex_unlock(&entry->lock);
     entry->attempts_over = entry->attempts;
-    entry->breaker = (mp_breaker){.state = MP_BREAKER_CLOSED};
+    mp_faults_fork_child(entry);
     entry->forecast = (mp_forecast){0};
 }
 
@@ -129,7 +105,6 @@ void mp_registry_fork_child(mp_registry *registry) {
     mp_maintenance_fork_child(&services->maintenance);
     if (services->pool)
         mp_pool_fork_child(services->pool);
-    mp_quarantine_fork_child(&services->quarantine);
     for_each_entry(registry, mp_entry_fork_child);
     for (int i = 0; i < registry->slot_count; i++)
         fork_incoming(registry, &registry->slots[i]);

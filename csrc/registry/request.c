@@ -1,4 +1,4 @@
-/* request.c: tickets: their states, creation, wait and wake-up. See request.h and registry.h. */
+/* request.c: tickets: their states, creation and progress. caller.c has the caller's side. See request.h. */
 #include "registry/request.h"
 
 #include <assert.h>
@@ -6,18 +6,6 @@
 
 #include "base/alloc.h"
 #include "registry/entry.h"
-
-static const uint64_t DONE = UINT64_MAX;
-/* Spinning shortens the wait for a short request: waking a parked thread costs 20 to 46 us. */
-static const uint64_t CALLER_SPIN_NS = 50 * 1000;
-
-/* True in a forked child for a ticket of the parent. If the ticket was not done at the fork, it will never be: its
- * worker does not exist in the child. Never take its lock: a thread of the parent may have held it at the fork. */
-static bool is_orphan(const mp_ticket *ticket) { return ticket->generation != mp_fork_generation(); }
-
-static bool is_done(const mp_ticket *ticket) {
-    return atomic_load_explicit(&ticket->progress, memory_order_acquire) == DONE;
-}
 
 /* --- states --- */
 
@@ -37,46 +25,11 @@ static const uint16_t state_legal[MP_TICKET_STATES] = {
 #undef TO
 const mp_state_machine mp_ticket_state_machine = {"request", MP_TICKET_STATES, state_names, state_legal};
 
-#define TO(state) (1u << MP_RETRY_##state)
-static const char *const retry_names[MP_RETRY_STATES] = {
-    [MP_RETRY_UNUSED] = "unused",
-    [MP_RETRY_SPARED] = "spared",
-    [MP_RETRY_USED] = "used",
-    [MP_RETRY_EXHAUSTED] = "exhausted",
-};
-static const uint16_t retry_legal[MP_RETRY_STATES] = {
-    [MP_RETRY_UNUSED] = TO(SPARED) | TO(USED),
-    [MP_RETRY_SPARED] = TO(EXHAUSTED),
-    [MP_RETRY_USED] = TO(EXHAUSTED),
-    [MP_RETRY_EXHAUSTED] = 0,
-};
-#undef TO
-const mp_state_machine mp_ticket_retry_machine = {"retry", MP_RETRY_STATES, retry_names, retry_legal};
-
-static bool may_enter(const mp_ticket *ticket, const mp_state_machine *machine, int from, int to) {
-    return mp_state_may_enter(machine, ticket->entry->services, ticket->entry->key, 0, from, to);
-}
-
 void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state) {
     mp_assert_held(&ticket->entry->lock);
-    if (may_enter(ticket, &mp_ticket_state_machine, (int)ticket->state, (int)state))
+    if (mp_state_may_enter(&mp_ticket_state_machine, ticket->entry->services, ticket->entry->key, 0,
+                           (int)ticket->state, (int)state))
         ticket->state = state;
-}
-
-void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry *retry, mp_ticket_retry next) {
-    if (may_enter(ticket, &mp_ticket_retry_machine, (int)*retry, (int)next))
-        *retry = next;
-}
-
-mp_ticket_retry mp_ticket_next_retry(mp_ticket_retry retry, bool kill) {
-    static const mp_ticket_retry next[MP_RETRY_STATES][2] = {
-        /*                       a fault             an external kill */
-        [MP_RETRY_UNUSED] =    {MP_RETRY_USED,      MP_RETRY_SPARED},
-        [MP_RETRY_SPARED] =    {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
-        [MP_RETRY_USED] =      {MP_RETRY_USED,      MP_RETRY_EXHAUSTED},
-        [MP_RETRY_EXHAUSTED] = {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
-    };
-    return next[retry][kill];
 }
 
 /* --- life --- */
@@ -113,8 +66,8 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
     atomic_init(&ticket->callers, 1);
     atomic_init(&ticket->submitted_ns, now);
     atomic_init(&ticket->moved_ns, clock);
-    atomic_init(&ticket->wake_at, DONE);
-    ticket->wait_at = DONE;
+    atomic_init(&ticket->wake_at, MP_TICKET_DONE);
+    ticket->wait_at = MP_TICKET_DONE;
     mp_mutex_init(&ticket->lock);
     mp_cond_init(&ticket->changed);
     *ticket_out = ticket;
@@ -128,10 +81,10 @@ void mp_ticket_move(mp_ticket *ticket, mp_entry *entry) {
     mp_entry_unpin(before);
 }
 
-static void unref(mp_ticket *ticket) {
+void mp_ticket_unref(mp_ticket *ticket) {
     if (atomic_fetch_sub_explicit(&ticket->references, 1, memory_order_acq_rel) != 1)
         return;
-    if (!is_orphan(ticket)) {
+    if (!mp_ticket_is_orphan(ticket)) {
         for (mp_notice *notice = &ticket->notice, *next; notice; notice = next) {
             next = notice->also;
             if (notice->notifier) {
@@ -152,30 +105,7 @@ static void unref(mp_ticket *ticket) {
 void mp_ticket_discard(mp_ticket *ticket) {
     assert(ticket->state == MP_TICKET_NEW && !mp_queue_holds(&ticket->node) && ticket->charged == 0);
     atomic_store_explicit(&ticket->references, 1, memory_order_relaxed);
-    unref(ticket);
-}
-
-mp_ticket *mp_ticket_pin(mp_ticket *ticket) {
-    int before = atomic_fetch_add_explicit(&ticket->callers, 1, memory_order_relaxed);
-    assert(before > 0);
-    (void)before;
-    return ticket;
-}
-
-void mp_ticket_release(mp_ticket *ticket) {
-    if (!ticket || atomic_fetch_sub_explicit(&ticket->callers, 1, memory_order_acq_rel) != 1)
-        return;
-    mp_ticket_cancel(ticket);
-    unref(ticket);
-}
-
-bool mp_ticket_cancel(mp_ticket *ticket) {
-    return !is_done(ticket) && !is_orphan(ticket) && mp_entry_cancel(ticket->entry, ticket, MP_CANCELLED);
-}
-
-void mp_ticket_wake(mp_ticket *ticket) {
-    if (!is_done(ticket) && !is_orphan(ticket))
-        mp_entry_wake(ticket->entry, ticket);
+    mp_ticket_unref(ticket);
 }
 
 uint64_t mp_ticket_due(const mp_ticket *ticket) {
@@ -223,7 +153,7 @@ static void notify_waiters(mp_ticket *ticket) {
     mp_assert_held(&ticket->lock);
     mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
     if (ticket->waiters && atomic_load_explicit(&ticket->progress, memory_order_relaxed) >= ticket->wait_at) {
-        ticket->wait_at = DONE;
+        ticket->wait_at = MP_TICKET_DONE;
         mp_cond_broadcast(&ticket->changed);
     }
     atomic_store_explicit(&ticket->wake_at, notice ? 0 : ticket->wait_at, memory_order_relaxed);
@@ -242,131 +172,18 @@ void mp_ticket_publish(mp_ticket *ticket) {
 }
 
 void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *error) {
-    assert(ticket->state == MP_TICKET_ENDED && !is_done(ticket) && "a ticket has one terminal status");
+    assert(ticket->state == MP_TICKET_ENDED && !mp_ticket_is_done(ticket) && "a ticket has one terminal status");
     ticket->status = status;
     if (status != MP_OK)
         ticket->error = *error;
     atomic_store_explicit(&ticket->finished_ns, mp_sys_now_ns(), memory_order_relaxed);
     mp_mutex_lock(&ticket->lock);
-    atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);
+    atomic_store_explicit(&ticket->progress, MP_TICKET_DONE, memory_order_seq_cst);
     notify_waiters(ticket);
     mp_mutex_unlock(&ticket->lock);
 }
 
 void mp_ticket_let_go(mp_ticket *ticket) {
-    assert(is_done(ticket) && ticket->charged == 0);
-    unref(ticket);
-}
-
-/* --- the caller's side --- */
-
-typedef struct progress_watch {
-    const mp_ticket *ticket;
-    uint64_t seen;
-} progress_watch;
-
-static bool has_moved(void *arg) {
-    const progress_watch *watch = arg;
-    return atomic_load_explicit(&watch->ticket->progress, memory_order_acquire) > watch->seen;
-}
-
-static bool ticket_park(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns) {
-    bool in_time = true, moved;
-    mp_mutex_lock(&ticket->lock);
-    ticket->waiters++;
-    for (;;) {
-        if (seen + 1 < ticket->wait_at)
-            ticket->wait_at = seen + 1;
-        if (seen + 1 < atomic_load_explicit(&ticket->wake_at, memory_order_relaxed))
-            atomic_store_explicit(&ticket->wake_at, seen + 1, memory_order_seq_cst);
-        moved = atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;
-        if (moved || !in_time)
-            break;
-        in_time = mp_cond_wait(&ticket->changed, &ticket->lock, deadline_ns);
-    }
-    ticket->waiters--;
-    mp_mutex_unlock(&ticket->lock);
-    return moved;
-}
-
-bool mp_ticket_wait(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress) {
-    progress_watch watch = {ticket, seen == DONE ? DONE - 1 : seen};
-    bool moved = has_moved(&watch);
-    if (!moved && is_orphan(ticket)) {
-        if (progress)
-            *progress = DONE;
-        return true;
-    }
-    if (!moved) {
-        mp_spin_rule rule = mp_entry_spin_rule(ticket->entry);
-        if (rule.spin_ns > CALLER_SPIN_NS)
-            rule.spin_ns = CALLER_SPIN_NS;
-        moved = mp_spin_until(has_moved, &watch, &rule) || ticket_park(ticket, watch.seen, deadline_ns);
-    }
-    if (progress)
-        *progress = atomic_load_explicit(&ticket->progress, memory_order_acquire);
-    return moved;
-}
-
-bool mp_ticket_done(mp_ticket *ticket) { return is_done(ticket) || is_orphan(ticket); }
-
-mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error) {
-    if (!is_done(ticket)) {
-        assert(is_orphan(ticket) && "mp_ticket_status requires a ticket that is done");
-        return mp_fail(error, MP_CANCELLED, "%s: the request belongs to the process from which this one was forked",
-                       mp_entry_key(ticket->entry));
-    }
-    if (ticket->status != MP_OK && error)
-        *error = ticket->error;
-    return ticket->status;
-}
-
-mp_request *mp_ticket_request(mp_ticket *ticket) { return ticket->item.request; }
-
-void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns) {
-    *submitted_ns = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
-    *started_ns = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed);
-    *finished_ns = atomic_load_explicit(&ticket->finished_ns, memory_order_relaxed);
-}
-
-int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns) {
-    uint64_t unseen;
-    if (!eta_ns)
-        eta_ns = &unseen;
-    *eta_ns = 0;
-    return mp_ticket_done(ticket) ? -1 : mp_entry_position(ticket->entry, ticket, eta_ns);
-}
-
-/* Must hold the ticket's lock. Returns the ticket's notice for the notifier, creating it if necessary, or NULL if
- * memory is refused. */
-static mp_notice *notice_for(mp_ticket *ticket, mp_notifier *notifier) {
-    mp_assert_held(&ticket->lock);
-    mp_notice *notice = &ticket->notice;
-    while (notice->notifier && notice->notifier != notifier) {
-        if (!notice->also)
-            notice->also = mp_alloc_zeroed(sizeof(*notice), MP_TAG_REQUEST);
-        notice = notice->also;
-        if (!notice)
-            return NULL;
-    }
-    if (!notice->notifier)
-        notice->notifier = mp_notifier_pin(notifier);
-    else
-        mp_notifier_withdraw(notifier, notice); /* unlist: the id may change */
-    return notice;
-}
-
-bool mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id) {
-    if (is_orphan(ticket))
-        return true; /* only a worker of the parent could notify */
-    mp_mutex_lock(&ticket->lock);
-    mp_notice *notice = notice_for(ticket, notifier);
-    if (notice) {
-        notice->id = id;
-        atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every chunk notifies */
-        if (atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > 0)
-            mp_notifier_post(notifier, notice);
-    }
-    mp_mutex_unlock(&ticket->lock);
-    return notice;
+    assert(mp_ticket_is_done(ticket) && ticket->charged == 0);
+    mp_ticket_unref(ticket);
 }

@@ -16,31 +16,17 @@
  *   ENDED     It is in no queue and on no list. The thread that made this transition, and no other, gives the ticket
  *             its terminal status. ENDED has no way out, so a request ends exactly once.
  *
- * mp_ticket.retry says which faults of its steps the request may still survive, and mp_ticket.retry_between says which
- * losses of a worker between steps. The worker that has the request changes them:
- *
- *           fault
- *   UNUSED -------> USED
- *     |              |
- *     | kill         | kill
- *     v    either    v
- *   SPARED -----> EXHAUSTED
- *
- *   fault  a step failed for a reason that a retry may avoid, or a worker was lost between steps. In USED it ends the
- *          request.
- *   kill   another program killed the worker process (mp_engine.external_kill). A kill in a step is a fault if the
- *          request cannot continue where it was (mp_request.resumable).
- *
- *   In EXHAUSTED both end the request.
- *
  * Ownership: the callers together hold one reference. The pool holds the other until the ticket is done and no thread
  * of the pool uses the request any more. The last reference frees ticket and request. The ticket keeps its entry alive,
  * so that cancel always finds the entry's lock. */
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 
+#include <stdatomic.h>
+
 #include "base/event_count.h"
-#include "registry/fork.h"
+#include "base/forked.h"
+#include "registry/faults.h"
 #include "registry/notifier.h"
 #include "registry/pool/queue.h"
 #include "registry/state_machine.h"
@@ -59,15 +45,6 @@ typedef enum mp_ticket_state {
 } mp_ticket_state;
 extern const mp_state_machine mp_ticket_state_machine;
 
-typedef enum mp_ticket_retry {
-    MP_RETRY_UNUSED,
-    MP_RETRY_SPARED,
-    MP_RETRY_USED,
-    MP_RETRY_EXHAUSTED,
-    MP_RETRY_STATES
-} mp_ticket_retry;
-extern const mp_state_machine mp_ticket_retry_machine;
-
 struct mp_ticket {
     mp_item item;        /* the engine's view; item.ticket points back here */
     mp_entry *entry;     /* owns a reference */
@@ -85,11 +62,8 @@ struct mp_ticket {
     bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
     mp_policy asked;        /* policy of the caller's options; may be MP_POLICY_DEFAULT */
     mp_policy policy;       /* `asked`, or the policy of `entry`; set by mp_entry_submit */
-    uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
-    mp_ticket_retry retry, retry_between;
+    mp_ticket_faults faults;
     int flow;               /* slot in mp_worker.flows while admitted; -1: none */
-    bool had_fault;         /* a worker had a fault in a step with it, not because of an external kill */
-    bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */
     /* guarded by: the entry's lock. The thread of `worker` reads `state` without the lock, as the only writer while it
      * has the request. */
@@ -115,22 +89,23 @@ struct mp_ticket {
     mp_notice notice; /* for the first notifier (NULL if there is none); `also` links one notice per further notifier */
 };
 
+#define MP_TICKET_DONE UINT64_MAX /* mp_ticket.progress of a ticket that has its terminal status */
+
+static inline bool mp_ticket_is_done(const mp_ticket *ticket) {
+    return atomic_load_explicit(&ticket->progress, memory_order_acquire) == MP_TICKET_DONE;
+}
+/* True in a forked child for a ticket of the parent. If the ticket was not done at the fork, it will never be: its
+ * worker does not exist in the child. Never take its lock: a thread of the parent may have held it at the fork. */
+static inline bool mp_ticket_is_orphan(const mp_ticket *ticket) {
+    return ticket->generation != mp_fork_generation();
+}
+
 static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
     return (mp_ticket *)((char *)node - offsetof(mp_ticket, node));
 }
 
-/* Both setters refuse an illegal transition (state_machine.h). mp_ticket_set_state: must hold the entry's lock. */
+/* Must hold the entry's lock. Refuses an illegal transition (state_machine.h). */
 void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state);
-/* `retry`: &ticket->retry or &ticket->retry_between. */
-void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry *retry, mp_ticket_retry next);
-/* Returns the state that follows `retry` after a fault, or after an external kill. If it equals `retry`, no retry is
- * left and the fault ends the request. */
-mp_ticket_retry mp_ticket_next_retry(mp_ticket_retry retry, bool kill);
-/* True for a suspect: this request, or one with its fingerprint, may have made a worker fail. A suspect takes its steps
- * alone. */
-static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {
-    return ticket->quarantined || ticket->retry != MP_RETRY_UNUSED;
-}
 
 /* Takes ownership of `request`, also on failure. The ticket owns a reference to the entry. It has two references: the
  * caller's and the pool's. */
@@ -151,6 +126,8 @@ void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *err
 void mp_ticket_let_go(mp_ticket *ticket);
 /* Fills in the error for the cause of a cancelled ticket and returns its code. */
 mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error);
+/* Drops one reference; the last one frees ticket and request. */
+void mp_ticket_unref(mp_ticket *ticket);
 /* Drops both references of a ticket that never reached a queue. */
 void mp_ticket_discard(mp_ticket *ticket);
 

@@ -94,7 +94,7 @@ static void end_cancelled(mp_worker *w) {
     }
 }
 
-static void end_all(mp_worker *w, const mp_error *error) {
+static void serve_end_all(mp_worker *w, const mp_error *error) {
     while (w->active_count)
         end_item(w, w->active[w->active_count - 1], error->code, error);
 }
@@ -117,14 +117,12 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
  * request must not take down one worker after the other. Otherwise the request stays active: the worker returns its
  * active requests to the queue when it leaves. */
 static void lost_with(mp_worker *w, mp_ticket *ticket) {
-    const mp_ticket_retry next = mp_ticket_next_retry(ticket->retry_between, w->engine->external_kill);
-    if (next != ticket->retry_between) {
-        mp_ticket_set_retry(ticket, &ticket->retry_between, next);
+    mp_mutex_lock(&w->entry->lock);
+    bool again = mp_faults_between_steps(w->entry, ticket, w->active_count == 1, w->engine->external_kill);
+    mp_mutex_unlock(&w->entry->lock);
+    if (again)
         return;
-    }
     mp_error error = w->fault;
-    if (!w->engine->external_kill)
-        mp_entry_note_loss(w->entry, ticket, w->active_count == 1);
     end_item(w, ticket, error.code, &error);
 }
 
@@ -386,7 +384,7 @@ static void admit_fresh(mp_worker *w) {
             mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* the request expired in the queue, and the sweep is late */
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* end_cancelled ends it */
-        mp_status status = mp_entry_screen(entry, ticket, &error);
+        mp_status status = mp_faults_screen(entry, ticket, &error);
         if (status == MP_OK)
             status = mp_entry_check(w->resident, ticket, &error);
         if (status != MP_OK) {
@@ -466,7 +464,8 @@ static int order_items(mp_worker *w) {
 }
 
 static bool is_suspect(const mp_item *item) {
-    return mp_ticket_is_suspect(item->ticket);
+    const mp_ticket *ticket = item->ticket;
+    return mp_faults_suspected(&ticket->faults);
 }
 
 /* Chooses the items to offer to the engine for turn number `turn`: all of them if no suspect is among them. A suspect
@@ -531,7 +530,7 @@ static bool enter_step(mp_worker *w, uint64_t now_ns) {
 
 /* Updates a running mean. Limits the sample to four times the mean: a single step that was delayed is not
  * representative. */
-static void run_mean(double *mean, double sample) {
+static void serve_run_mean(double *mean, double sample) {
     if (*mean <= 0)
         *mean = sample;
     *mean += ((sample < 4 * *mean ? sample : 4 * *mean) - *mean) / 16;
@@ -551,9 +550,9 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     w->step_ns += took_ns;
     if (!dead && w->plan.cost_ns) {
         double pace = (double)took_ns / (double)w->plan.cost_ns;
-        run_mean(&entry->pace, pace);
+        serve_run_mean(&entry->pace, pace);
         if (w->plan.count < n)
-            run_mean(&entry->full_pace, pace);
+            serve_run_mean(&entry->full_pace, pace);
     }
     mp_mutex_unlock(&entry->lock);
     return dead;
@@ -601,8 +600,11 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
         mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
     bool shortage = error.code == MP_MEMORY_EXHAUSTED;
-    bool again = shortage ? mp_entry_shortage(entry, ticket, w->engine->ops->trim(w->engine) || reclaim_from_others(w))
-                          : mp_entry_fault(entry, ticket, error.code, alone, w->engine->external_kill, step);
+    bool coming = shortage && (w->engine->ops->trim(w->engine) || reclaim_from_others(w));
+    mp_mutex_lock(&entry->lock);
+    bool again = shortage ? mp_faults_shortage(entry, ticket, coming)
+                          : mp_faults_step(entry, ticket, error.code, alone, w->engine->external_kill, step);
+    mp_mutex_unlock(&entry->lock);
     if (!again) {
         end_item(w, ticket, error.code, &error);
         return;
@@ -667,7 +669,7 @@ static void deliver_outcomes(mp_worker *w) {
         make_memory(w, waiting);
 }
 
-static void count_work(mp_worker *w) {
+static void serve_count_work(mp_worker *w) {
     mp_services *services = w->entry->services;
     const mp_step_work *work = &w->engine->work;
     mp_count(services, MP_METRIC_passes, work->passes - w->counted.passes);
@@ -704,7 +706,7 @@ static void end_changed(mp_worker *w) {
     mp_fail(&error, MP_INTEGRITY, "%s: a model file was changed or truncated while the model was in use; repeat the "
             "request to load the file again", w->entry->key);
     set_fault(w, &error);
-    end_all(w, &error);
+    serve_end_all(w, &error);
 }
 
 /* Runs one step. Returns false if the worker was abandoned. */
@@ -759,7 +761,7 @@ static bool serve_step(mp_worker *w) {
     mp_count(services, MP_METRIC_steps, 1);
     mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
-    count_work(w);
+    serve_count_work(w);
     serve_charge(w, n, took_ns);
     if (w->resident->model->ops->healthy(w->resident->model))
         deliver_outcomes(w);

@@ -8,7 +8,6 @@
 #include "base/options.h"
 #include "registry/chaos.h"
 
-
 /* --- configuration --- */
 
 static const char *const policy_names[MP_POLICY_COUNT] = {"default", "shared", "pack", "p2c", "sequential"};
@@ -47,6 +46,27 @@ mp_status mp_services_check(const mp_registry_config *config, mp_error *error) {
                        "`breaker_threshold` must be 1 to %d, -1 (never open) or 0 for the default of 5, got %d",
                        MP_BREAKER_FAULTS_MAX, config->breaker_threshold);
     return mp_chaos_check(&config->chaos, error);
+}
+
+mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error) {
+    const struct {
+        const char *name;
+        double chance;
+    } given[] = {{"fail", rule->fail},
+                 {"stall", rule->stall},
+                 {"die", rule->die},
+                 {"slow", rule->slow},
+                 {"memory", rule->memory}};
+    double sum = 0;
+    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
+        if (!(given[i].chance >= 0 && given[i].chance <= 1))
+            return mp_fail(error, MP_INVALID_ARGUMENT, "the chaos chance `%s` must be 0 to 1, got %g",
+                           given[i].name, given[i].chance);
+        sum += given[i].chance;
+    }
+    if (sum > 1 + 1e-9)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the sum of all chaos chances must be at most 1, got %g", sum);
+    return MP_OK;
 }
 
 void mp_services_configure(mp_services *services, const mp_registry_config *config) {
@@ -97,7 +117,6 @@ void mp_services_unpin(mp_services *services) {
     mp_governor_close(services->governor);
     mp_cpu_allocator_unpin(services->allocator_pinned);
     mp_maintenance_deinit(&services->maintenance);
-    mp_quarantine_deinit(&services->quarantine);
     mp_free(services);
 }
 

@@ -5,11 +5,9 @@
 
 #include <stdatomic.h>
 
-#include "registry/breaker.h"
 #include "registry/cpu_allocator.h"
 #include "registry/governor.h"
 #include "registry/maintenance.h"
-#include "registry/quarantine.h"
 #include "registry/registry.h"
 
 typedef struct mp_entry mp_entry;
@@ -26,6 +24,15 @@ typedef enum mp_entry_event {
     MP_ENTRY_LOAD_FAILED, /* a load failed */
     MP_ENTRY_GONE         /* a removed entry has freed everything */
 } mp_entry_event;
+
+enum { MP_BREAKER_FAULTS_MAX = 64 };
+
+typedef struct mp_breaker_rule { /* see faults.h */
+    int threshold; /* faults, 1 to MP_BREAKER_FAULTS_MAX; 0 = never opens */
+    int probes;    /* maximum number of requests in flight while half-open */
+    int successes; /* successful probes that close the breaker */
+    uint64_t window_ns, backoff_ns;
+} mp_breaker_rule;
 
 typedef struct mp_services {
     _Atomic int references;
@@ -46,7 +53,6 @@ typedef struct mp_services {
     mp_chaos_rule chaos;
     bool predictive_scaling, scale_timeout;
 
-    mp_quarantine quarantine;
     _Atomic int active_workers; /* workers that load or serve */
     _Atomic uint64_t shortage_ns; /* last warning about short memory (mp_entry_explain_shortage) */
     _Atomic uint64_t metrics[MP_METRIC_COUNT];
@@ -58,6 +64,8 @@ typedef struct mp_services {
 static inline uint64_t mp_or_default(uint64_t value, uint64_t otherwise) { return value ? value : otherwise; }
 /* Returns INVALID_ARGUMENT for a value out of range. */
 mp_status mp_services_check(const mp_registry_config *config, mp_error *error);
+/* Returns INVALID_ARGUMENT for a chance outside 0 to 1, or a sum above 1. */
+mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error);
 /* Fills in the configuration, with defaults. */
 void mp_services_configure(mp_services *services, const mp_registry_config *config);
 

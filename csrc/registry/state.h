@@ -1,4 +1,5 @@
-/* state.h: the state of a registry, for registry.c, registry_all.c and registry_fork.c only. */
+/* state.h: the state of a registry, for the files that work on all of its entries: registry_all.c, audit.c,
+ * registry_fork.c, keys.c, registry.c. */
 #ifndef MP_REGISTRY_STATE_H
 #define MP_REGISTRY_STATE_H
 
@@ -39,5 +40,18 @@ struct mp_registry {
 mp_reclaimer mp_registry_reclaimer(mp_registry *registry);
 /* Called by the maintenance thread, with the registry as `arg`. Returns the time of the next call. */
 uint64_t mp_registry_sweep(void *arg, uint64_t now_ns);
+
+/* --- keys.c --- */
+
+/* Must hold the lock. Returns SHUTTING_DOWN if the registry closes. */
+mp_status mp_registry_refuse_closed(mp_registry *registry, mp_error *error);
+/* Must not hold the lock. Looks an entry up and returns a reference. Increments `inside` until the caller calls
+ * mp_registry_leave. `want_incoming`: the replacement, if one is being loaded or staged. */
+mp_status mp_registry_enter(mp_registry *registry, const char *key, bool want_incoming, mp_entry **entry,
+                            mp_error *error);
+/* Must not hold the lock. `entry`: NULL if the operation was on none. */
+void mp_registry_leave(mp_registry *registry, mp_entry *entry);
+/* Must not hold the lock. See mp_services.event. */
+void mp_registry_on_event(mp_registry *registry, mp_entry *entry, mp_entry_event event);
 
 #endif

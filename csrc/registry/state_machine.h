@@ -1,11 +1,12 @@
 /* state_machine.h: transition tables, and the check that a transition is legal.
  *
- * The registry has seven state machines; mp_ticket.retry and .retry_between are two states of one machine. Each machine
- * has a diagram in the header of the struct with the state. The table of its transitions is in the file of the one
- * function that changes that state:
+ * The registry has seven state machines; .retry and .retry_between of a request are two states of one machine. Each
+ * machine has a diagram in the header of the struct with the state. The table of its transitions is in the file of the
+ * one function that changes that state:
  *
- *   mp_entry.shutdown, .removal, .unload, .health     entry.h, entry_state.c
- *   mp_ticket.state, .retry, .retry_between           request.h, request.c
+ *   mp_entry.shutdown, .removal, .unload              entry.h, entry.c
+ *   mp_faults.health, mp_ticket_faults.retry          faults.h, faults.c
+ *   mp_ticket.state                                   request.h, request.c
  *   mp_worker.state                                   worker.h, worker.c
  *
  * A setter asks mp_state_may_enter first and writes the new state only if that returned true. An illegal transition is

@@ -1,4 +1,4 @@
-/* submit.c: how a request enters the queue, and leaves it when its caller cancels. See entry.h. */
+/* submit.c: how a request enters the queue, and its place there. See entry.h. */
 #include <stdatomic.h>
 
 #include "base/intervals.h"
@@ -12,28 +12,13 @@ enum { PATIENCE_WAITS = 3 }; /* multiple of the predicted wait, because predicti
 /* Must hold the lock. Returns why the entry accepts no request now, or MP_OK. */
 static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_error *error) {
     mp_assert_held(&entry->lock);
-    mp_services *services = entry->services;
     if (entry->shutdown != MP_SHUTDOWN_OPEN)
         return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
     if (entry->removal != MP_REMOVAL_NONE) {
         *gone = true;
         return mp_fail(error, MP_UNKNOWN_MODEL, "%s: the model was removed", entry->key);
     }
-    uint64_t now = mp_sys_now_ns(), left_ns;
-    if (entry->health == MP_HEALTH_BROKEN || now < entry->retry_ns) {
-        *error = entry->failure;
-        return error->code;
-    }
-    if (!ticket->probe && !mp_breaker_ask(&entry->breaker, &services->breaker, now, &ticket->probe, &left_ns)) {
-        mp_count(services, MP_METRIC_circuit_rejections, 1);
-        if (left_ns == 0)
-            return mp_fail(error, MP_CIRCUIT_OPEN, "%s: the circuit breaker is half-open after repeated worker faults; "
-                           "try again when its %d probe requests have ended", entry->key, services->breaker.probes);
-        return mp_fail(error, MP_CIRCUIT_OPEN,
-                       "%s: the circuit breaker is open after repeated worker faults; try again in %.1f s", entry->key,
-                       (double)left_ns * 1e-9);
-    }
-    return MP_OK;
+    return mp_faults_refusal(entry, ticket, error);
 }
 
 /* Must hold the lock. Applies mp_registry_config.scale_timeout. Deadlines do not change. */
@@ -131,7 +116,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     bool start = false;
     mp_guard guard = {0};
     *gone = false;
-    mp_status status = mp_entry_screen(entry, ticket, error);
+    mp_status status = mp_faults_screen(entry, ticket, error);
     if (status == MP_OK)
         status = charge_in_time(entry, ticket, options, error);
     bool uncharged = status == MP_MEMORY_EXHAUSTED;
@@ -176,13 +161,11 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         }
         status = wait_for_room(entry, ticket, options, error);
     }
-    if (status != MP_OK) {
-        mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, false);
-        ticket->probe = 0;
-    }
+    if (status != MP_OK)
+        mp_faults_drop_probe(entry, ticket);
     /* From here on the ticket may end at any moment. The caller's reference keeps the ticket allocated. */
     uint64_t due = mp_ticket_due(ticket), clock = mp_maintenance_clock(&services->maintenance, NULL);
-    uint64_t spawn_ns = entry->spawn_ns; /* if no worker may start before this time, the sweep must run then */
+    uint64_t spawn_ns = entry->faults.spawn_ns; /* if no worker may start before this time, the sweep must run then */
     bool waits = !mp_entry_has_workers(entry);
     mp_mutex_unlock(&entry->lock);
     if (status != MP_OK) {
@@ -202,21 +185,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     return MP_OK;
 }
 
-/* --- cancel, position --- */
-
-bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
-    mp_assert_not_held(&entry->lock);
-    mp_mutex_lock(&entry->lock);
-    bool live = mp_queue_holds(&ticket->node) || ticket->worker;
-    bool mine = live && mp_entry_cancel_locked(entry, ticket, cause);
-    mp_mutex_unlock(&entry->lock);
-    if (!mine)
-        return live;
-    mp_error error;
-    mp_status status = mp_ticket_cause(ticket, &error);
-    mp_entry_finish(entry, ticket, status, &error);
-    return true;
-}
+/* --- position --- */
 
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {
     mp_assert_not_held(&entry->lock);

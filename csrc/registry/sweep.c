@@ -103,16 +103,6 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
     return NULL;
 }
 
-/* Must hold the lock. Returns true if the worker's step has a request that had no fault before: only such a step counts
- * for the breaker, as in mp_entry_fault. */
-static bool has_first_fault(const mp_worker *worker) {
-    mp_assert_held(&worker->entry->lock);
-    for (int i = 0; i < worker->active_count; i++)
-        if (worker->active[i]->state == MP_TICKET_STEPPING && !worker->active[i]->had_fault)
-            return true;
-    return false;
-}
-
 /* Must hold the lock; releases it temporarily. Abandons a worker that makes no progress. */
 static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_assert_held(&entry->lock);
@@ -121,15 +111,12 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
     bool last = entry->worker_count == 1 && !entry->starting;
     if (loading) {
         entry->attempts_over++;
-        mp_entry_set_failed(entry, error);
         mp_count(entry->services, MP_METRIC_load_failures, 1);
     }
-    if (worker->in_step)
-        mp_entry_note_fault(entry, has_first_fault(worker));
-    mp_entry_note_death(entry, false, error);
-    mp_error failure = loading ? *error : entry->failure;
+    mp_faults_worker_stuck(entry, worker, loading, error);
+    mp_error failure = loading ? *error : entry->faults.failure;
     /* take the queue before another thread can see requests that no worker will serve */
-    if (loading || (entry->health == MP_HEALTH_BROKEN && last))
+    if (loading || (entry->faults.health == MP_HEALTH_BROKEN && last))
         list = mp_entry_take_queue(entry);
     mp_worker_abandon(worker, error);
     mp_mutex_unlock(&entry->lock);
@@ -188,15 +175,15 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
     retire_idle(entry, now_ns, &next);
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
     if (entry->queue.count && !quit && !mp_entry_has_workers(entry)) { /* they wait for the end of the backoff */
-        if (entry->spawn_ns > now_ns)
-            sooner(&next, entry->spawn_ns);
+        if (entry->faults.spawn_ns > now_ns)
+            sooner(&next, entry->faults.spawn_ns);
         else
             start = mp_entry_begin(entry);
     }
     /* The requests that waited for the end of the backoff have ended. No worker exists or will start to free the model,
      * so free it here. */
     bool idle = !entry->queue.count && !quit && !mp_entry_has_workers(entry) &&
-                ((entry->resident && entry->spawn_ns) || entry->removal == MP_REMOVAL_DRAINING);
+                ((entry->resident && entry->faults.spawn_ns) || entry->removal == MP_REMOVAL_DRAINING);
     mp_mutex_unlock(&entry->lock);
     if (start)
         mp_entry_launch(entry, (mp_guard){0});

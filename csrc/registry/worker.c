@@ -1,5 +1,5 @@
-/* worker.c: states, creation, liveness, lease and abandonment of a worker. loading.c and serve.c have the worker's
- * loop. See worker.h. */
+/* worker.c: states, creation, liveness and lease of a worker. load.c, serve.c and leave.c have the code of its thread.
+ * See worker.h. */
 #include "registry/worker.h"
 
 #include <assert.h>
@@ -8,7 +8,6 @@
 #include "base/alloc.h"
 #include "base/log.h"
 #include "registry/entry.h"
-#include "registry/events.h"
 
 /* --- states --- */
 
@@ -49,20 +48,6 @@ void mp_worker_set_state(mp_worker *worker, mp_worker_state state) {
     if (state == MP_WORKER_READY || state == MP_WORKER_IDLE)
         worker->idle_since_ns = mp_sys_now_ns();
     mp_cond_broadcast(&entry->changed); /* a broadcast without a waiter makes no system call */
-}
-
-/* --- models that are shared --- */
-
-mp_resident *mp_resident_pin(mp_resident *resident) {
-    atomic_fetch_add_explicit(&resident->references, 1, memory_order_relaxed);
-    return resident;
-}
-
-void mp_resident_unpin(mp_resident *resident) {
-    if (!resident || atomic_fetch_sub_explicit(&resident->references, 1, memory_order_acq_rel) != 1)
-        return;
-    resident->model->ops->destroy(resident->model);
-    mp_free(resident);
 }
 
 /* --- heartbeats --- */
@@ -129,6 +114,12 @@ void mp_worker_wake(mp_worker *worker) {
     mp_event_count_notify(&worker->wake); /* the worker may be freed once the lock is released */
 }
 
+void mp_entry_wake_workers(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
+    for (int i = 0; i < entry->worker_count; i++)
+        mp_worker_wake(entry->workers[i]);
+}
+
 uint64_t mp_worker_bytes(const mp_worker *worker) {
     const mp_engine *engine = worker->engine;
     return engine->ops->bytes ? engine->ops->bytes(engine) : worker->engine_bytes;
@@ -183,61 +174,4 @@ void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
         (runnable ? mp_cpu_allocator_enter : mp_cpu_allocator_leave)(entry->services->allocator_pinned);
     }
     mp_mutex_unlock(&entry->lock);
-}
-
-/* --- the job --- */
-
-void mp_worker_run(void *arg) {
-    mp_worker *worker = arg;
-    mp_services *services = worker->entry->services;
-    mp_alloc_prefer_node(mp_cpu_allocator_node_memory(services->allocator_pinned, worker->home));
-    atomic_fetch_add_explicit(&services->active_workers, 1, memory_order_relaxed);
-    if (mp_worker_start(worker))
-        mp_worker_serve(worker);
-    atomic_fetch_sub_explicit(&services->active_workers, 1, memory_order_relaxed);
-    mp_worker_leave(worker);
-    mp_alloc_prefer_node(-1);
-}
-
-void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
-    mp_assert_held(&worker->entry->lock);
-    mp_entry *entry = worker->entry;
-    mp_services *services = entry->services;
-    int threads = worker->threads, count = worker->active_count, stepping = 0;
-    bool runnable = worker->runnable, in_step[MP_ACTIVE_MAX];
-    mp_core_lease cores = threads ? worker->cores : (mp_core_lease){0};
-    worker->threads = 0;
-    worker->runnable = false;
-    mp_worker_set_state(worker, MP_WORKER_DEAD);
-    mp_entry_unlist_worker(entry, worker);
-    mp_dispatch_forget(entry, worker);
-    worker->concluding = true; /* return_abandoned waits until this thread has finished with the tickets */
-    entry->abandoned++;
-    for (int i = 0; i < count; i++)
-        worker->active[i]->worker = NULL;
-    for (int i = 0; i < count; i++) {
-        in_step[i] = worker->active[i]->state == MP_TICKET_STEPPING;
-        stepping += in_step[i];
-        mp_ticket_set_state(worker->active[i], MP_TICKET_ENDED);
-    }
-    atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
-    mp_count(services, MP_METRIC_workers_dead, 1); /* under the lock: a caller of mp_entry_load may wake after it */
-    mp_mutex_unlock(&entry->lock);
-
-    mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
-    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, error->code);
-    if (threads)
-        mp_cpu_allocator_write_off(services->allocator_pinned, &cores);
-    if (runnable)
-        mp_cpu_allocator_leave(services->allocator_pinned);
-    mp_pool_disown(services->pool, worker);
-    for (int i = 0; i < count; i++) {
-        if (in_step[i] && error->code == MP_RECV)
-            mp_entry_note_loss(entry, worker->active[i], stepping == 1);
-        mp_entry_conclude(entry, worker->active[i], error->code, error);
-    }
-
-    mp_mutex_lock(&entry->lock);
-    worker->concluding = false;
-    mp_cond_broadcast(&entry->changed);
 }

@@ -26,6 +26,8 @@
 #include "registry/request.h"
 #include "registry/state_machine.h"
 
+typedef struct mp_resident mp_resident;
+
 typedef enum mp_worker_state {
     MP_WORKER_SPAWNING,
     MP_WORKER_LOADING,
@@ -39,17 +41,6 @@ typedef enum mp_worker_state {
 } mp_worker_state;
 extern const mp_state_machine mp_worker_state_machine;
 const char *mp_worker_state_name(mp_worker_state state);
-
-/* A loaded model and the count of its users. The last reference frees it. */
-typedef struct mp_resident {
-    mp_model *model;
-    _Atomic int references;
-    uint64_t load;    /* number of the load that created the model, >= 1, unique in the process */
-    uint64_t load_ns; /* duration of the load */
-    uint64_t predicted_bytes; /* predicted size of the weights */
-} mp_resident;
-mp_resident *mp_resident_pin(mp_resident *resident);
-void mp_resident_unpin(mp_resident *resident); /* NULL is legal */
 
 enum {
     MP_ACTIVE_MAX = MP_PLAN_MAX,
@@ -146,7 +137,6 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker, mp_error *error)
 void mp_worker_destroy(mp_worker *worker); /* requires that the engine, the guard and the lease were given back */
 /* For the worker's thread; must not hold the lock. Frees the worker's engine and its reference to the model. */
 void mp_worker_free_engine(mp_worker *worker);
-void mp_worker_run(void *worker); /* the job; frees the worker when it ends */
 
 /* For the worker's thread; must not hold a lock. Leases CPUs for a step or a load, and returns them. Returns false,
  * with nothing leased, if an active request or the load was cancelled meanwhile. Without an active request, does not
@@ -181,8 +171,5 @@ static inline bool mp_worker_idles(const mp_worker *worker) {
     return worker->state == MP_WORKER_READY || worker->state == MP_WORKER_IDLE;
 }
 void mp_worker_wake(mp_worker *worker);
-/* Must hold the entry's lock; releases it temporarily. Abandons a worker that makes no progress: unlists it, ends its
- * requests with `error` and frees its CPUs for other workers. */
-void mp_worker_abandon(mp_worker *worker, const mp_error *error);
 
 #endif

@@ -18,7 +18,11 @@ from ..config import PoolConfig
 from ..errors import InvalidArgument, UnknownModel
 from ..host.resources import typed
 from ..model import Model
-from ..pool import Pool, all_pools
+from ..models.catalogue import load as load_catalogue
+from ..pool import Pool
+from ..runtime import hosts
+from ..runtime import logs as _logging
+from ..tasks.running import run
 from ..tasks.verbs import VERBS, Verb
 from .methods import _named
 
@@ -65,9 +69,7 @@ def install() -> None:
 
 
 def _at_exit() -> None:
-    from ..runtime import logs as _logging
-
-    pools = all_pools()
+    pools: list[Pool] = hosts.hosts()
     for pool in pools:
         pool.begin_shutdown()
     for pool in pools:
@@ -89,8 +91,6 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def _of_verb(verb: Verb) -> Callable[..., Any]:
     @typed
     def function(*args: Any, **keywords: Any) -> Any:
-        from ..tasks.running import run
-
         given = verb.bind(args, keywords)
         try:
             return run(verb, pool_of(given.get("model")), given)
@@ -104,8 +104,6 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 
 def _is_model(value: object) -> bool:
     """Return True for the name of a model of the catalogue, which other libraries take as the first argument."""
-    from ..models import load_catalogue
-
     return isinstance(value, str) and load_catalogue().get(value) is not None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..checks import InvalidCall
 from ..host.resources import typed
+from ..tasks.running import run, submit
 from ..tasks.verbs import VERBS, Verb
 
 Method = Callable[..., Any]
@@ -27,26 +28,20 @@ def _named(function: Method, verb: Verb, form: str, doc: str) -> Method:
 def _of_pool(verb: Verb) -> Method:
     @typed
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
-        from ..tasks.running import run
-
         return run(verb, self, verb.bind(args, keywords))
 
     return _named(method, verb, "pool", f"See :func:`mpool.{verb.name}`.")
 
 
 def _of_model(verb: Verb) -> Method:
-    slots, inputs = verb.slots("model"), verb.positional[0].name
+    slots = verb.slots("model")
 
     @typed
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
-        from ..tasks.running import run
-
         if "model" in keywords:
             raise InvalidCall(f"Model.{verb.name}() got the argument 'model'", param="model",
                               hint=f"Leave it out, or call mpool.{verb.name}(...)")
         given = verb.bind(args, keywords, slots)
-        if slots[0].name != inputs:
-            given[inputs] = given.pop(slots[0].name)
         given["model"] = self
         return run(verb, self.pool, given)
 
@@ -72,8 +67,6 @@ class PoolVerbs:
     @typed
     def submit(self, capability: str, **request: Any) -> Any:
         """See :func:`mpool.submit`."""
-        from ..tasks.running import submit
-
         return submit(self, capability, request)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ..debug import GRADES, compare_captures
 from ..errors import FileError
+from ..tasks.captures import Capture
 from .common import (
     default_model,
     for_output,
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 def capture(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture``. The default temperature is 0, so that a capture is repeatable."""
-    from ..tasks.captures import Capture
-
     prompt = require_prompt(standard_input() if arguments.prompt == "-" else arguments.prompt,
                             "mpool capture --prompt TEXT --out PATH")
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
@@ -52,8 +52,6 @@ def capture(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture compare``. The exit code is 1 if the captures differ by more than allowed."""
-    from ..debug import GRADES, compare_captures
-
     found = compare_captures(arguments.first, arguments.second, tokens=arguments.tokens)
     if arguments.json:
         departs = found.departs(arguments.least)

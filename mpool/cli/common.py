@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import FileError, InvalidArgument, MpoolError, Unsupported
 from ..host.resources import install_hint
+from ..models.catalogue import load as load_catalogue
 from ..records import one_line
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *rang
 MAX_READ = 1 << 24
 
 #: Parameter of an error about a text or image of a list, with its index.
-_ELEMENT = re.compile(r"(?:inputs|texts|iterable|documents|images)\[(\d+)\](?:\[\d\])?")
+_ELEMENT = re.compile(r"(?:inputs|texts|documents|images)\[(\d+)\](?:\[\d\])?")
 
 
 @contextmanager
@@ -86,8 +87,6 @@ def check_request(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any])
 
 def default_model(capability: str) -> str:
     """Return the key of the default model of a capability."""
-    from ..models import load_catalogue
-
     return load_catalogue().default(capability).key
 
 

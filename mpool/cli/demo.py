@@ -18,8 +18,16 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..debug import show_config
 from ..errors import DownloadError, OfflineError, Unsupported
-from .common import for_output, make_pool, note, say, size_of, speed
+from ..models.catalogue import load as load_catalogue
+from ..models.describing import is_offline, resolve
+from ..models.sources.bundled import ROOT
+from ..search import maxsim, similarity
+from . import word_models
+from .common import for_output, make_pool, note, print_json, say, size_of, speed
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -55,8 +63,6 @@ def _discard(text: str = "") -> None:
 
 def demo(arguments: argparse.Namespace) -> int:
     """Run ``mpool demo``. The exit code is 1 if a model could not be downloaded."""
-    from ..models import load_catalogue
-
     show = _discard if arguments.json else say
     catalogue = load_catalogue()
     parts: list[tuple[str, Callable[..., dict[str, Any]], str]] = [
@@ -77,8 +83,6 @@ def demo(arguments: argparse.Namespace) -> int:
                 facts[part], missing = None, True
                 note(f"mpool: skipping {name}: {error}\n")
     if arguments.json:
-        from .common import print_json
-
         print_json(facts)
     else:
         show("Next steps:\n"
@@ -90,8 +94,6 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def _machine(show: Any) -> dict[str, Any]:
-    from ..debug import show_config
-
     found = show_config("dicts")
     cpu = found["cpu"]
     threads = found["compute_threads"]
@@ -101,8 +103,6 @@ def _machine(show: Any) -> dict[str, Any]:
 
 def _fetch(name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
     """Download a model's files unless they exist."""
-    from ..models import is_offline, resolve
-
     start, fetched = time.monotonic(), False
     try:
         found = resolve(name, offline=True, progress=False)
@@ -133,8 +133,6 @@ def _load(pool: Pool, name: str, compute: Any, facts: dict[str, Any], show: Any)
 
 
 def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
-    from .. import similarity
-
     facts = _fetch(name, arguments, show)
     model = _load(pool, name, arguments.compute, facts, show)
     question = model.embed(arguments.question, "query")
@@ -170,9 +168,6 @@ def _texts() -> list[str]:
 
 def _maxsim(model: Model, question: str, show: Any) -> list[dict[str, Any]] | None:
     """Rank the sentences by the vectors of their tokens; None if the model has none (static embeddings)."""
-    import numpy as np
-
-    from ..search import maxsim
 
     try:
         query, documents = (model.embed_tokens(texts) for texts in ([question], SENTENCES))
@@ -191,8 +186,6 @@ def _maxsim(model: Model, question: str, show: Any) -> list[dict[str, Any]] | No
 
 def _outputs(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
     """Compute sparse vectors, static embeddings and labels, without and with an adapter, by models of words."""
-    from . import word_models
-
     words = word_models.words_of(SENTENCES)
     show("Other outputs of text encoders. Tiny models whose weights are set by hand: each word of the sentences above\n"
          "has a component of its own, so the scores show how the outputs work, and not how good a model is")
@@ -226,8 +219,6 @@ def _sparse(pool: Pool, model: Path, arguments: argparse.Namespace, show: Any) -
 
 
 def _static(pool: Pool, model: Path, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
-    from .. import similarity
-
     vectors = pool.embed(SENTENCES, model, compute=arguments.compute)
     scores = similarity(vectors, vectors)
     first, second = max(combinations(range(len(SENTENCES)), 2), key=lambda pair: scores[pair])
@@ -273,14 +264,10 @@ def _text(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> di
 
 def digit_images() -> list[str]:
     """Return the paths of the bundled images of the digits 0 to 9. They are not in the training data of the models."""
-    from ..models.sources.bundled import ROOT
-
     return [os.path.join(ROOT, "images", f"{digit}.png") for digit in range(10)]
 
 
 def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
-    from .. import similarity
-
     facts = _fetch(name, arguments, show)
     model = _load(pool, name, arguments.compute, facts, show)
     texts, images = [f"a handwritten {digit}" for digit in DIGITS], digit_images()

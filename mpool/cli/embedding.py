@@ -16,8 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import numpy as np
+from numpy.lib import format as npy
+
 from ..checks import refuse
 from ..errors import FileError, InvalidArgument
+from ..models.catalogue import load as load_catalogue
+from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from ..tasks.output_table import OUTPUTS
 from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, note, texts_of
 
@@ -51,7 +56,7 @@ def embed(arguments: argparse.Namespace) -> int:
         checked = {**options, "precision": "float32"} if options["precision"] in ("int8", "uint8") else options
         with source.named():
             load(pool, "embed_iter", arguments.model or default_model("text_embedding"),
-                 {"iterable": source.begin(blank=True), **checked}, compute=arguments.compute, adapters=adapters,
+                 {"texts": source.begin(blank=True), **checked}, compute=arguments.compute, adapters=adapters,
                  progress=progress)
         with _opened(arguments.output) as file, source.named():
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
@@ -67,8 +72,6 @@ def embed(arguments: argparse.Namespace) -> int:
 
 def _note_model(arguments: argparse.Namespace) -> None:
     """Print a note if the first text is the name of a model, which other programs take as their first argument."""
-    from ..models import load_catalogue
-
     if arguments.model is None and arguments.text and load_catalogue().get(arguments.text[0]) is not None:
         name = arguments.text[0]
         note(f"mpool: {name!r} is embedded as a text. To embed texts with this model: mpool embed --model {name} TEXT")
@@ -172,8 +175,6 @@ def _numbers(values: list[float], number: str = "%.9g") -> str:
 def _lines_of(rows: Any) -> Iterator[str]:
     """Yield the outputs of each text, as members of a JSON object: ``embedding`` (a vector), ``sparse`` (token ids and
     weights) and ``tokens`` (a vector per token). Outputs that the result lacks are left out."""
-    from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
-
     parts = (rows.dense, rows.sparse, rows.tokens) if isinstance(rows, TextEmbeddings) else (rows,)
     columns: list[Iterable[str]] = []
     for part in parts:
@@ -234,8 +235,6 @@ class _ArrayWriter:
 
     def rows(self, vectors: NDArray[Any]) -> None:
         """Append vectors ``(n, d)``."""
-        import numpy as np
-
         if not self.seekable:
             self.parts.append(vectors)
             return
@@ -248,8 +247,6 @@ class _ArrayWriter:
 
     def close(self) -> None:
         """Write the final header, or the collected array."""
-        import numpy as np
-
         if not self.seekable:
             np.save(self.file, np.concatenate(self.parts))
             return
@@ -258,8 +255,6 @@ class _ArrayWriter:
         assert self.file.tell() == self.start, "the final header of the array is longer than the first one"
 
     def _header(self) -> None:
-        from numpy.lib import format as npy
-
         assert self.dtype is not None
         npy.write_array_header_1_0(self.file, {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False,
                                                "shape": (self.count, self.width)})

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from ..checks import shown
+from ..conversation.response_formats import MAX_CHARS
 from ..errors import FileError, InvalidArgument, LimitError
 
 
@@ -48,8 +49,6 @@ def flag_of(arguments: object) -> str | None:
 
 def _text(given: str, param: str) -> str:
     """Return the text of the file with this path; without such a file, the given text."""
-    from ..conversation.response_formats import MAX_CHARS
-
     try:
         if not os.path.isfile(given):
             return given

@@ -11,6 +11,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MpoolError, OfflineError
+from ..models import describing, downloaded
+from ..models.catalogue import load as load_catalogue
+from ..models.describing import resolve, verify
+from ..models.references import parse as parse_reference
+from ..models.sources import offline_variables, when_online
+from ..models.spec import ADAPTER_PREFIX
 from ..records import one_line
 from ..tasks.output_table import OUTPUTS
 from .common import note, print_json, say, size_of, table
@@ -34,8 +40,6 @@ def megabytes(count: int | None) -> str:
 
 def pull(arguments: argparse.Namespace) -> int:
     """Run ``mpool pull``. If a model fails, the others are still downloaded."""
-    from ..models import resolve, verify
-
     done, failed = [], False
     for name in arguments.model:
         start = time.monotonic()
@@ -66,8 +70,6 @@ def _facts_of_files(found: Resolved) -> dict[str, Any]:
 
 def models(arguments: argparse.Namespace) -> int:
     """Run ``mpool models`` or ``mpool list``."""
-    from ..models import load_catalogue, verified
-
     catalogue = load_catalogue()
     listed = []
     for key in catalogue.keys(arguments.capability):
@@ -89,6 +91,8 @@ def models(arguments: argparse.Namespace) -> int:
                 ", ".join(f"{name}={value:g}" for name, value in fact["options"].items()) or "-",
                 ", ".join(fact["aliases"]) or "-") for fact in listed]))
     if not arguments.local:
+        from ..models import verified
+
         say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")
         say(table(("ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS TESTED WITH", "GGUF TESTED WITH"),
                   [tuple(cell or "-" for cell in row) for row in verified.table()
@@ -97,8 +101,6 @@ def models(arguments: argparse.Namespace) -> int:
 
 
 def _local(key: str) -> Resolved | None:
-    from ..models import resolve
-
     try:
         return resolve(key, offline=True, progress=False)
     except MpoolError:
@@ -116,8 +118,6 @@ def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, A
 
 def _facts_of_others() -> list[dict[str, Any]]:
     """Return the facts of the downloaded models that are not in the catalogue, under the names of their pulls."""
-    from ..models import describing, downloaded
-
     found: list[dict[str, Any]] = []
     for ref in downloaded.references():
         here = _local(ref)
@@ -186,8 +186,6 @@ def _text(name: str, value: Any) -> str:
 
 def _facts(name: str) -> dict[str, Any]:
     """Describe a model without downloading it, from its files if they exist, else from the catalogue."""
-    from ..models import describing, load_catalogue, parse_reference, resolve
-
     row = load_catalogue().find(parse_reference(name))
     try:
         found = resolve(name, offline=True, progress=False)
@@ -201,8 +199,6 @@ def _facts(name: str) -> dict[str, Any]:
 
 def _not_downloaded(name: str, error: OfflineError) -> OfflineError:
     """Return the error of a model that is not on this machine. The given one is about a download that is disabled."""
-    from ..models.sources import offline_variables, when_online
-
     command = f"mpool pull {name}"
     found = OfflineError(missing=error.missing, cause="`mpool show` downloads nothing",
                          hint=when_online(command) if offline_variables() else f"To download it, run: {command}")
@@ -235,8 +231,6 @@ def _purpose(model: ModelDescription) -> str:
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     """Return the facts that ``mpool show`` prints from the model's files."""
-    from ..models.spec import ADAPTER_PREFIX
-
     tensors = [tensor for part in (model, *model.networks) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
         "capability": model.capability, "purpose": _purpose(model), "architecture": model.spec.architecture,

@@ -6,15 +6,14 @@ import argparse
 import os
 import sys
 
+from ..models.describing import resolve
+from ..models.quantizing.quantize import check
+from ..models.quantizing.quantize import quantize as write
 from .common import note, print_json, say
 
 
 def quantize(arguments: argparse.Namespace) -> int:
     """Run ``mpool quantize``."""
-    from ..models import resolve
-    from ..models.quantizing.quantize import check
-    from ..models.quantizing.quantize import quantize as write
-
     check(arguments.model, arguments.output, arguments.type, arguments.force, arguments.threads)
     source = arguments.model if os.path.exists(arguments.model) else resolve(
         arguments.model, offline=arguments.offline or None).path

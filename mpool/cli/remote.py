@@ -14,6 +14,7 @@ import urllib.request
 from typing import Any
 
 from ..errors import InvalidArgument, ModelError, SendError, Timeout
+from ..server.settings import default_token_file, read_token
 from .common import note, print_json, say, table
 
 #: Address of the server if neither ``--url`` nor ``MPOOL_URL`` names one.
@@ -100,8 +101,6 @@ class Server:
 
     def _take_default_token(self) -> bool:
         """Read the default token file for a server on a loopback address. Return False if there is no new token."""
-        from ..server.settings import default_token_file, read_token
-
         if self.token is not None or not self.is_local or not os.path.lexists(default_token_file()):
             return False
         self.default_file = default_token_file()
@@ -135,8 +134,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _server(arguments: argparse.Namespace) -> Server:
-    from ..server.settings import read_token
-
     token = None if arguments.token_file is None else read_token(arguments.token_file)
     return Server(arguments.url or os.environ.get("MPOOL_URL") or DEFAULT_URL, token)
 

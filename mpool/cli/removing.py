@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 
 from ..errors import MpoolError
+from ..models.removing import remove
 from .common import note, print_json, say
 
 
 def rm(arguments: argparse.Namespace) -> int:
     """Run ``mpool rm``. If a model cannot be deleted, the others still are."""
-    from ..models import remove
-
     done, failed = [], False
     for name in arguments.model:
         try:

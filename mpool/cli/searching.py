@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from ..errors import InvalidArgument
+from ..search import cosines
 from .common import (
     adapter_of,
     check_request,
@@ -28,8 +29,6 @@ _BATCH = 256
 
 def search(arguments: argparse.Namespace) -> int:
     """Run ``mpool search``. Blank lines are skipped."""
-    from ..search import cosines
-
     if arguments.top_k < 1:
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
     source, (adapters, adapter) = texts_of(arguments), adapter_of(arguments)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..records import to_standard_error
+from ..server.settings import Settings, TokenFile, is_loopback, token_of
 from .common import note, packages, say
 from .parser import SERVER_LIMITS
-
-if TYPE_CHECKING:
-    from ..server.settings import Settings, TokenFile
 
 #: Environment variables that prevent numpy's BLAS and tokenizers from starting threads. A worker does no linear algebra
 #: with numpy, and tokenizes one prompt at a time.
@@ -25,8 +22,6 @@ def settings_of(arguments: argparse.Namespace) -> tuple[Settings, TokenFile | No
 
     A new token is in no file yet: see :meth:`mpool.server.settings.TokenFile.write`.
     """
-    with packages("the server", "server"):
-        from ..server.settings import Settings, TokenFile, is_loopback
     file = None
     if arguments.token_file is not None:
         file = TokenFile.named(arguments.token_file)
@@ -48,7 +43,6 @@ def notes_of(settings: Settings, port: int, file: TokenFile | None) -> list[str]
             token once; later it is only in the file.
     """
     from ..server.interfaces import addresses
-    from ..server.settings import is_loopback
 
     found = []
     if settings.on_all_addresses:
@@ -79,6 +73,12 @@ def serve(arguments: argparse.Namespace) -> int:
     with pool:
         if arguments.draft is not None and len(models) != 1:
             raise InvalidArgument(param="draft", got=f"{len(models)} models", allowed="used with exactly one --model")
+        if arguments.draft is not None:  # its faults are errors before the model is read
+            try:
+                pool.get(arguments.draft, "text_to_text")
+            except MpoolError as error:
+                error.rename({"model": "draft"})
+                raise
         server = Serving(settings, pool, models, not arguments.only, arguments.compute,
                          adapters=arguments.adapter)
         if arguments.load or arguments.draft is not None:
@@ -116,7 +116,6 @@ def worker(arguments: argparse.Namespace) -> int:
 
     with packages("the server", "server"):
         from ..server.errors import refusal_of, worker_code
-        from ..server.settings import token_of
         from ..server.worker import Worker, worker_config, worker_settings
     to_standard_error()
     token = None if arguments.token_file is None else token_of(arguments.token_file)

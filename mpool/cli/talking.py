@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContextOverflow, InvalidArgument, MpoolError, WrongCapability
+from ..tasks.sampling import NAMES
 from .common import (
     default_model,
     for_output,
@@ -42,8 +43,6 @@ Ctrl-C stops a reply. Enclose a message of several lines in """ and """.'''
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the sampling options that were given."""
-    from ..tasks.sampling import NAMES
-
     given = {name: getattr(arguments, name) for name in NAMES if hasattr(arguments, name)}
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])

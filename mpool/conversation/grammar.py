@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .. import tenants
+from .. import _core, tenants
 from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..host import native_calls
@@ -664,8 +664,6 @@ class _MaskThread:
     """
 
     def __init__(self) -> None:
-        from .. import _core
-
         self._notifier = _core.Notifier()
         self._numbers = itertools.count(1)
         self.requests: dict[int, _MaskedRequest] = {}
@@ -732,8 +730,6 @@ def _assign(request: _MaskedRequest) -> None:
     Raises:
         Overloaded: all threads are stuck.
     """
-    from .. import _core
-
     with _lock:
         able = [thread for thread in _mask_threads if not thread.stuck()]
         stuck = len(_mask_threads) - len(able)

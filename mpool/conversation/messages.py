@@ -14,6 +14,7 @@ from ..images.base64_text import is_data_url
 from ..tokenizers.limits import MAX_CHARS
 from . import turns
 from .template import each_string
+from .tools import check_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
@@ -65,7 +66,6 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
             if role != "assistant":
                 raise InvalidArgument(param=f"{where}.role", got=f"{role!r} with tool_calls",
                                       allowed="'assistant' when the message has tool_calls")
-            from .tools import check_calls
 
             one["tool_calls"] = check_calls(where, calls)
         if role == "tool":
@@ -92,14 +92,14 @@ def joined(messages: Any, checked: list[dict[str, Any]], images: list[Any]) -> l
         images: its images.
 
     Raises:
-        InvalidArgument: a message of the user has no content.
         Unsupported: the messages have images.
     """
     found = []
     for message, one in zip([{"content": messages}] if isinstance(messages, str) else messages, checked):
-        if images or message.get("content") is None and not one.get("tool_calls"):
+        if images:
             return check_messages(messages)  # raises the error of a language model
-        content = None if message.get("content") is None else "".join(part["text"] for part in one["content"])
+        content = None if message.get("content") is None and one.get("tool_calls") else \
+            "".join(part["text"] for part in one["content"])
         found.append({**one, "content": content})
     return found
 
@@ -161,8 +161,8 @@ def _content(where: str, message: Mapping[str, Any], role: str,
                 refuse(f"{where}.content[{at}]", part, 'a string or {"type": "text", "text": ...}')
             parts.append(text)
         content = "".join(parts)
-    if content is None and role == "assistant" and message.get("tool_calls"):
-        return None
+    if content is None and role == "assistant":  # a turn without text, as in the protocols of OpenAI and Ollama
+        return None if message.get("tool_calls") else ""
     if not isinstance(content, str):
         refuse(f"{where}.content", content, "a string, or a list of text parts")
     return content

@@ -302,7 +302,7 @@ def _plain_data(messages: Any, tools: Any, documents: Any, variables: Mapping[st
     """Validate the caller's input and copy it to plain data."""
     for name in variables:
         if name in _RESERVED or name.startswith("_"):
-            raise InvalidArgument(f"`{name}` cannot be passed to a chat template", param=name,
+            raise InvalidArgument(f"`template_options` must not contain {name}", param="template_options",
                                   hint="The template is set when a model is loaded; a request cannot change it"
                                   if "template" in name else None)
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
@@ -322,7 +322,7 @@ def _plain_data(messages: Any, tools: Any, documents: Any, variables: Mapping[st
         "tools": None if tools is None else _dicts(_to_plain(list_of_caller(tools), "tools"), "tools"),
         "documents": None if documents is None else _dicts(_to_plain(list_of_caller(documents), "documents"),
                                                            "documents"),
-        **{name: _to_plain(value, name) for name, value in variables.items()},
+        **{name: _to_plain(value, f"template_options.{name}") for name, value in variables.items()},
     }
 
 

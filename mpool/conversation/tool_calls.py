@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from ..completions import ToolCall
 from .json_extent import JsonExtent
 from .reasoning import THINK_ENDS
 from .tool_formats import TAG, ToolFormat
@@ -114,6 +115,11 @@ class ToolCallParser:
         self._counted = self._run = 0  # calls compared so far; length of the run of equal ones that the last belongs to
         self._last_call: tuple[str, str] | None = None  # name of the last call, and its arguments in a canonical form
         self._value = self._scanned = 0  # start of an unfinished value between tags; end of its scanned part
+
+    def results(self) -> tuple[ToolCall, ...]:
+        """Return the calls of a complete completion."""
+        return tuple(ToolCall(call.id, call.name, parse_arguments(call.raw) if call.complete else None, call.raw)
+                     for call in self.calls)
 
     def feed(self, text: str, last: bool = False) -> tuple[str, list[CallDelta]]:
         """Feed a chunk. Returns the new text and the new parts of calls.

@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checks import refuse, shown
@@ -18,7 +19,7 @@ from ..host.resources import install_hint
 from . import enforced_schemas, grammar, grammar_trial, refusals, schema_keywords, tool_formats, tool_schemas
 from .reasoning import Borders
 from .schema_references import without_nulls
-from .tool_calls import ToolCallParser, parse_arguments
+from .tool_calls import ToolCallParser
 from .tool_formats import Function, ToolFormat
 from .tool_grammar import build_grammar, closed
 from .tool_templates import tool_support
@@ -66,10 +67,10 @@ class Tools:
     constrained: bool = False
     calls_or_format: bool = False
 
-    def parser(self, make_id: Callable[[int], str]) -> ToolCallParser:
-        """Create the parser of one completion. ``make_id`` returns the id of the call with this number."""
+    def parser(self, seed: bytes) -> ToolCallParser:
+        """Create the parser of one completion. The ids of its calls are derived from ``seed``."""
         return ToolCallParser(self.format, {function.name: function.parameters for function in self.functions},
-                              self.constrained, make_id, self.calls_or_format)
+                              self.constrained, partial(_call_id, seed), self.calls_or_format)
 
     def borders(self, stop: Sequence[str]) -> list[Borders]:
         """Return the texts around the calls of a completion, which the stop strings do not end. A stop string that
@@ -82,7 +83,61 @@ class Tools:
 
     def splitter(self, kind: type[ThinkSplitter]) -> ThinkSplitter:
         """Create a splitter of one completion whose reasoning also ends where a call begins."""
-        return kind(self.format.markers, lambda: self.parser(lambda number: ""))
+        return kind(self.format.markers, lambda: self.parser(b""))
+
+    def constrain(self, tokenizer: Tokenizer, key: str, sampling: EndOptions,
+                  splitter: type[Splitter] | None, response: ResponseFormat | None = None,
+                  model: Any = None) -> Format | None:
+        """Compile the format that constrains completions to the model's tool-call format.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            key: the model's key, for error messages.
+            sampling: the sampling options of the request.
+            splitter: class that splits reasoning and response; None if the model writes no reasoning.
+            response: format of completions without calls; None: any text.
+            model: pydantic class of completions without calls, or None.
+
+        Returns:
+            The format; None if llguidance is not installed and no option needs it: completions are then only parsed.
+
+        Raises:
+            Unsupported: llguidance is not installed, and calls are forced, a tool is strict, or ``response`` is given.
+            InvalidArgument: a schema cannot be used, text without a call could look like a call, or ``sampling`` keeps
+                completions from ending.
+        """
+        if not _is_constrained(self.functions, self.forced, response is not None, key):
+            return None
+        functions, left_out = _enforceable(self.functions)
+        is_json = response is not None and response.kind == "schema"
+        while True:
+            try:
+                call_grammar = build_grammar(self.format, functions, forced=self.forced, single=self.single,
+                                             splitter=splitter, response=response)
+            except ValueError:
+                raise InvalidArgument("`response_format` must not allow JSON that begins with {\"name\" together with "
+                                      "tools: tool calls of this model begin with it. Put another required property "
+                                      "first, or use a schema that is not an object", param="response_format",
+                                      hint='Set tool_choice="none" to leave out the tools', key=key) from None
+            try:
+                for part in call_grammar.parts:
+                    _compile(call_grammar._replace(lark=part), functions, tokenizer, key, sampling)
+                found = _compile(call_grammar, functions, tokenizer, key, sampling, is_json, model)
+                return replace(found, left_out=tuple(left_out))
+            except _RefusedSchema as error:  # a text in tags has another grammar than one in JSON
+                if functions[error.function].strict or len(left_out) >= _MAX_LEFT_OUT:
+                    raise InvalidArgument(error.message, param=error.param, hint=error.hint, key=key) from None
+                functions[error.function], path = _relaxed(functions[error.function], error.argument)
+                left_out.append(path)
+
+    @staticmethod
+    def free_format(tokenizer: Tokenizer) -> Format:
+        """Return a format that allows every text. Its masks end a completion at the limits of calls, without
+        llguidance."""
+        size = tokenizer.vocab_size
+        mask = ((1 << size) - 1).to_bytes(-(-size // 32) * 4, "little")
+        matcher: Any = _FreeMatcher(mask)
+        return grammar.Format(mask, matcher, False, None, param="tools")
 
 
 # ---- the caller's options --------------------------------------------------------------------------------------------
@@ -101,6 +156,20 @@ class ToolOptions(NamedTuple):
     name: str | None
     forced: bool
     single: bool
+
+    def check_schemas(self, given: Mapping[str, Any]) -> None:
+        """Check the tools of a chat as far as :meth:`Tools.constrain` does without its model.
+
+        Args:
+            given: sampling options that the caller has set.
+
+        Raises:
+            InvalidArgument, LimitError, Unsupported: as :meth:`Tools.constrain`.
+        """
+        functions = _functions(self)
+        if _is_constrained(functions, self.forced, False):
+            grammar.check_ends("tools", given.get("ignore_eos"), given.get("min_tokens"))
+            _enforceable(functions)
 
 
 def read_options(options: Mapping[str, Any]) -> ToolOptions:
@@ -129,22 +198,6 @@ def _functions(options: ToolOptions) -> tuple[Function, ...]:
     return tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
                           bool(tool["function"].get("strict")))
                  for tool in options.definitions if options.name in (None, tool["function"]["name"]))
-
-
-def check_schemas(options: ToolOptions, given: Mapping[str, Any]) -> None:
-    """Check the tools of a chat as far as :func:`constrain` does without its model.
-
-    Args:
-        options: the options about function calls.
-        given: sampling options that the caller has set.
-
-    Raises:
-        InvalidArgument, LimitError, Unsupported: as :func:`constrain`.
-    """
-    functions = _functions(options)
-    if _is_constrained(functions, options.forced, False):
-        grammar.check_ends("tools", given.get("ignore_eos"), given.get("min_tokens"))
-        _enforceable(functions)
 
 
 def _is_constrained(functions: Sequence[Function], forced: bool, response: bool, key: str | None = None) -> bool:
@@ -204,53 +257,6 @@ def _named_function(choice: Any) -> str | None:
     refuse("tool_choice", choice, _CHOICES)
 
 
-def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,
-              splitter: type[Splitter] | None, response: ResponseFormat | None = None,
-              model: Any = None) -> Format | None:
-    """Compile the format that constrains completions to the model's tool-call format.
-
-    Args:
-        tools: the tools of the request.
-        tokenizer: the model's tokenizer.
-        key: the model's key, for error messages.
-        sampling: the sampling options of the request.
-        splitter: class that splits reasoning and response; None if the model writes no reasoning.
-        response: format of completions without calls; None: any text.
-        model: pydantic class of completions without calls, or None.
-
-    Returns:
-        The format; None if llguidance is not installed and no option needs it: completions are then only parsed.
-
-    Raises:
-        Unsupported: llguidance is not installed, and calls are forced, a tool is strict, or ``response`` is given.
-        InvalidArgument: a schema cannot be used, text without a call could look like a call, or ``sampling`` keeps
-            completions from ending.
-    """
-    if not _is_constrained(tools.functions, tools.forced, response is not None, key):
-        return None
-    functions, left_out = _enforceable(tools.functions)
-    is_json = response is not None and response.kind == "schema"
-    while True:
-        try:
-            call_grammar = build_grammar(tools.format, functions, forced=tools.forced, single=tools.single,
-                                         splitter=splitter, response=response)
-        except ValueError:
-            raise InvalidArgument("`response_format` must not allow JSON that begins with {\"name\" together with "
-                                  "tools: tool calls of this model begin with it. Put another required property "
-                                  "first, or use a schema that is not an object", param="response_format",
-                                  hint='Set tool_choice="none" to leave out the tools', key=key) from None
-        try:
-            for part in call_grammar.parts:
-                _compile(call_grammar._replace(lark=part), functions, tokenizer, key, sampling)
-            found = _compile(call_grammar, functions, tokenizer, key, sampling, is_json, model)
-            return replace(found, left_out=tuple(left_out))
-        except _RefusedSchema as error:  # a text in tags has another grammar than one in JSON
-            if functions[error.function].strict or len(left_out) >= _MAX_LEFT_OUT:
-                raise InvalidArgument(error.message, param=error.param, hint=error.hint, key=key) from None
-            functions[error.function], path = _relaxed(functions[error.function], error.argument)
-            left_out.append(path)
-
-
 class _FreeMatcher:
     """Stands in for llguidance's matcher: allows every token."""
 
@@ -268,14 +274,6 @@ class _FreeMatcher:
 
     def is_error(self) -> bool:
         return False
-
-
-def free_format(tokenizer: Tokenizer) -> Format:
-    """Return a format that allows every text. Its masks end a completion at the limits of calls, without llguidance."""
-    size = tokenizer.vocab_size
-    mask = ((1 << size) - 1).to_bytes(-(-size // 32) * 4, "little")
-    matcher: Any = _FreeMatcher(mask)
-    return grammar.Format(mask, matcher, False, None, param="tools")
 
 
 def _enforceable(functions: Sequence[Function]) -> tuple[list[Function], list[str]]:
@@ -383,7 +381,7 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
     id = call.get("id")
     if id is not None and not isinstance(id, str):
         refuse(f"{where}.id", id, "a string")
-    return {"id": id or make_call_id(b"%d" % at, 0), "type": "function",
+    return {"id": id or _call_id(b"%d" % at, 0), "type": "function",
             "function": {"name": name, "arguments": dict(arguments)}}
 
 
@@ -452,7 +450,7 @@ class _WaitingCalls:
 
 # ---- completions -----------------------------------------------------------------------------------------------------
 
-def make_call_id(seed: bytes, number: int) -> str:
+def _call_id(seed: bytes, number: int) -> str:
     """Return a call id of nine letters and digits, as Mistral's templates require.
 
     It is derived from ``seed`` and the number of the call: equal requests get equal ids, and later turns get others.
@@ -461,11 +459,4 @@ def make_call_id(seed: bytes, number: int) -> str:
     return base64.b64encode(digest).decode().translate(_LETTERS)[:9]
 
 
-def parsed_calls(parser: ToolCallParser) -> tuple[ToolCall, ...]:
-    """Return the calls of a complete completion."""
-    return tuple(ToolCall(call.id, call.name, parse_arguments(call.raw) if call.complete else None, call.raw)
-                 for call in parser.calls)
-
-
-__all__ = ["ToolOptions", "Tools", "check_calls", "check_schemas", "complete_results", "constrain", "free_format",
-           "make_call_id", "of_options", "parsed_calls", "read_options"]
+__all__ = ["ToolOptions", "Tools", "check_calls", "complete_results", "of_options", "read_options"]

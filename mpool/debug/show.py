@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import platform
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -137,8 +139,6 @@ class ModelTable(Sequence[ModelRow]):
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
-        import html
-
         head = "".join(f"<th style='text-align:left'>{html.escape(name.capitalize())}</th>" for name in self._head())
         body = "".join("<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in line)
                        + "</tr>" for line in self._cells())
@@ -201,7 +201,6 @@ def limit_of(store: Store) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import platform
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version()}

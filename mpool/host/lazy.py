@@ -7,6 +7,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from .address_space import require_for_numpy
+
 if TYPE_CHECKING:
     from functools import cached_property as cached_property
 else:
@@ -38,8 +40,6 @@ def import_numpy() -> None:
     def run() -> None:
         try:
             if "numpy" not in sys.modules:
-                from .address_space import require_for_numpy
-
                 require_for_numpy()
             import numpy  # noqa: F401
         except BaseException as error:

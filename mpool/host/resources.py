@@ -12,15 +12,18 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import json
 import logging
 import os
 import re
+import shlex
 import signal
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from ..checks import invalid_call, with_plain_bools
 from ..errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
@@ -84,10 +87,7 @@ def error_of(error: BaseException) -> MpoolError | None:
 def _origin() -> str:
     """Return what pip installs mpool from: the folder that it was installed from, or the name of the package."""
     try:
-        import json
-        import shlex
         from importlib.metadata import distribution
-        from urllib.parse import unquote
 
         found = json.loads(distribution("mpool").read_text("direct_url.json") or "{}").get("url", "")
         return shlex.quote(unquote(found[7:])) if found.startswith("file://") else "mpool"
@@ -138,7 +138,7 @@ def _packages_of(extra: str) -> list[str]:
     found: list[str] = []
     for line in lines:
         requirement, _, marker = line.partition(";")
-        if re.fullmatch(rf"""\s*extra\s*==\s*['"]{re.escape(extra).replace("_", "[_-]")}['"]\s*""", marker):
+        if re.fullmatch(rf"""\s*extra\s*==\s*['"]{re.escape(extra)}['"]\s*""", marker):
             inner = re.fullmatch(r"mpool\[([\w,-]+)\]", requirement.strip())
             found += [one for name in inner[1].split(",") for one in _packages_of(name)] if inner \
                 else [f'"{requirement.strip()}"']

@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from ..checks import is_table
+from ..checks import hint_for_set, is_table
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
 from ..host import native_calls
 from ..host.address_space import require_if_limited
@@ -83,7 +84,8 @@ def images_of(images: Any, most: int,
         return None
     if isinstance(images, (Mapping, Set)) or not hasattr(images, "__len__") or not hasattr(images, "__iter__") \
             or getattr(images, "ndim", 4) != 4 and not _is_column(images) or is_table(images):
-        raise InvalidArgument(param="images", got=_kind(images), allowed=f"{_INPUTS}, or a list of them")
+        raise InvalidArgument(param="images", got=_kind(images), allowed=f"{_INPUTS}, or a list of them",
+                              hint=hint_for_set(images) if isinstance(images, Set) else None)
     with of_caller():
         size = len(images)
     if size > most:
@@ -241,11 +243,25 @@ def _kind_of_text(text: str, name: str, allow_urls: bool) -> Literal["base64", "
             raise InvalidArgument(f"`{name}` is a URL, and fetching is not allowed", param=name, got="a URL",
                                   allowed="a path, bytes or base64 of an image",
                                   hint="Pass allow_urls=True to fetch it")
+        check_url(text, name)
         return "url"
     if len(text) >= _MIN_BASE64 and text.lstrip().startswith(base64_text.STARTS) \
             and not (len(text) < 4096 and os.path.exists(text)):
         return "base64"
     return "path"
+
+
+def check_url(url: str, name: str) -> None:
+    """Raise InvalidArgument for a URL that no server can have. Such a URL is the caller's mistake, not one of a server
+    that cannot be reached."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an IPv6 address, or a port that is no number up to 65,535
+        valid = False
+    if not valid or " " in url or not url.isprintable():
+        raise InvalidArgument(param=name, got="another URL", allowed="an http or https URL with a host, without "
+                              "spaces, and with a port of 1 to 65,535 if it has one")
 
 
 def _from_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> bytes:

@@ -1,5 +1,5 @@
 """Adapters of mpool for other libraries. Each adapter is a module of its own and, unless stated otherwise, needs the
-extra of the same name.
+extra of the same name, with a hyphen for an underscore.
 
 - ``sklearn``: :class:`mpool.integrations.sklearn.EmbeddingTransformer`.
 - ``langchain``: :class:`mpool.integrations.langchain.ChatMpool` and

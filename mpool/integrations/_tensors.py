@@ -35,7 +35,7 @@ def load_torch() -> Any:
     try:
         import torch
     except ModuleNotFoundError:
-        raise Unsupported("tensors need the package torch", hint=install_hint("sentence_transformers")) \
+        raise Unsupported("tensors need the package torch", hint=install_hint("sentence-transformers")) \
             from None
     return torch
 

@@ -189,7 +189,7 @@ class Llama:
         at = len(prompt) if isinstance(prompt, str) else 0
         if suffix is not None:
             prompt = self._fill_in_prompt(prompt, suffix)
-            options["stop_token_ids"] = list(self._model._entry.tokenizer().fill_in_ends())
+            options["stop_token_ids"] = list(self._model.tokenizer.fill_in_ends())
         if stream:
             chunks = self._model.generate(prompt, parse_special=True, stream=True, **options)
             return self._completion_parts(head, chunks, begin, at)
@@ -203,7 +203,7 @@ class Llama:
     def _fill_in_prompt(self, prompt: str | Sequence[int], suffix: str) -> list[int]:
         """Return the token ids of a prompt whose completion belongs between ``prompt`` and ``suffix``."""
         before = self._model.tokenize(prompt, add_special=False) if isinstance(prompt, str) else prompt
-        found = self._model._entry.tokenizer().fill_in_prompt(before, self._model.tokenize(suffix, add_special=False))
+        found = self._model.tokenizer.fill_in_prompt(before, self._model.tokenize(suffix, add_special=False))
         if found is None:
             raise Unsupported("`suffix` needs a model whose vocabulary has tokens to fill in the middle",
                               param="suffix", key=self._model.key,
@@ -351,9 +351,9 @@ class Llama:
         if "\ufffd" not in start + whole:
             return whole[len(start):].encode()
         # Texts have U+FFFD in place of a part of a character: its bytes are in the table of tokens.
-        entry = self._model._entry
-        name_of = entry.tokenizer().token_text
-        found = b"".join(entry.token_bytes(token) or (name_of(token).encode() if special else b"") for token in ids)
+        tokenizer = self._model.tokenizer
+        name_of = tokenizer.token_text
+        found = b"".join(tokenizer.token_bytes(token) or (name_of(token).encode() if special else b"") for token in ids)
         drops_space = not before and found.startswith(b" ") and not whole.startswith(" ")
         return found[1:] if drops_space else found
 
@@ -393,7 +393,7 @@ class Llama:
 
     def n_vocab(self) -> int:
         """Return the number of tokens of the vocabulary."""
-        return self._model._entry.tokenizer().vocab_size
+        return self._model.tokenizer.vocab_size
 
     def n_embd(self) -> int:
         """Return the number of components of a vector."""

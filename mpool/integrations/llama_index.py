@@ -10,7 +10,7 @@ from ..checks import refuse
 from ..host.resources import importing
 from . import _requests as requests
 
-with importing("llama_index"):
+with importing("llama-index"):
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.callbacks import CBEventType, EventPayload
     from llama_index.core.postprocessor.types import BaseNodePostprocessor

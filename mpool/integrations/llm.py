@@ -24,6 +24,7 @@ from llm.models import EmbeddingModel
 from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
 from pydantic import Field, create_model
 
+from .. import aio
 from .. import models as _models
 from ..api.functions import default_pool
 from ..checks import refuse
@@ -180,7 +181,7 @@ def _find_model(name: str, ref: str) -> PluginModel:
     if name in {model.name for model in catalogue_models()}:
         refuse("name", name, "a name that is not in mpool's catalogue")
     with Pool() as pool:
-        pool._names.check_free(name, None)
+        pool.check_free(name)
         model = pool.get(str(_models.parse_reference(ref)))
         return PluginModel(name, model.ref, model.capability)
 
@@ -234,8 +235,6 @@ class AsyncMpoolChat(_Chat, llm.AsyncModel):
     async def execute(self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse,
                       conversation: llm.AsyncConversation | None) -> AsyncGenerator[str | StreamEvent, None]:
         """See :meth:`MpoolChat.execute`."""
-        from .. import aio
-
         messages, options = self._arguments(prompt)
         async with aio.chat(messages, self.ref, stream=True, **options) as chunks:
             if stream:

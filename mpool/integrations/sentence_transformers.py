@@ -126,7 +126,7 @@ class _Base:
             if not unset and (name, value) not in (("backend", "torch"), ("num_labels", 1)):
                 raise Unsupported(f"`{name}` is not available here", param=name, hint=_CONSTRUCTOR[name])
         pool = pool_of(model_name_or_path)
-        self._model = Model(pool.get(model_name_or_path, "text_embedding")._entry, compute)
+        self._model = pool.get(model_name_or_path, "text_embedding").with_compute(compute)
         settings = self._settings()
         if ("vectors" in settings.outputs) == self._scores:
             raise WrongCapability(f"is {settings.kind}, not a reranker or classifier" if self._scores else
@@ -141,8 +141,7 @@ class _Base:
         raise Unsupported("the modules of the model are not available here", hint=_MODULES)
 
     def _description(self) -> Any:
-        entry = self._model._entry
-        return entry.pool._names.require(entry, "text_embedding").describe()
+        return self._model.description_of("text_embedding")
 
     def _settings(self) -> Any:
         return self._description().embedding

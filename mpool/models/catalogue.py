@@ -32,6 +32,7 @@ from .fields import Fields
 from .files import check_relative, read_small
 from .json_strict import loads, shorten
 from .references import BundledRef, HubRef, KeyRef, PipRef, Reference, parse
+from .similar_names import question
 from .sources import FileFact, when_online
 
 if TYPE_CHECKING:
@@ -183,8 +184,6 @@ def unknown(key: str, known: Mapping[str, str]) -> UnknownModel:
         key: the name.
         known: key of every known name. The error suggests misspelt names, or models of the same family.
     """
-    from .similar_names import question
-
     hint = f"{found} " if (found := question(key, known)) else ""
     if os.path.exists(key):
         hint += f"To use the local file or folder of that name, write ./{key}"

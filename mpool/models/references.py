@@ -121,7 +121,7 @@ Reference = LocalRef | HubRef | PipRef | BundledRef | KeyRef
 
 
 def _bad(text: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"the model reference {shorten(repr(text))} {why}", param="model", got=shorten(repr(text)),
+    return InvalidArgument(f"`model` is {shorten(repr(text))}, which {why}", param="model", got=shorten(repr(text)),
                            allowed=FORMS, hint=f"Allowed: {FORMS}")
 
 

@@ -7,6 +7,7 @@ the metadata with the stamp. Files are renamed to their final names when they ar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -154,8 +155,6 @@ def digest_of(path: str, kind: str = "sha256", progress: Callable[[int], None] |
         kind: ``sha256``, or ``git`` for git's object id, which the hub states for files outside LFS.
         progress: function that is called with the number of bytes of each chunk.
     """
-    import hashlib
-
     fd, size = open_regular(path)
     with os.fdopen(fd, "rb", buffering=0) as file:
         hasher = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -168,8 +167,6 @@ def digest_of(path: str, kind: str = "sha256", progress: Callable[[int], None] |
 
 
 def _stamp_path(path: str) -> str:
-    import hashlib
-
     name = hashlib.sha256(os.path.realpath(path).encode("utf-8", "surrogateescape")).hexdigest()
     return os.path.join(cache_dir(), "verified", name[:2], f"{name[2:34]}.json")
 

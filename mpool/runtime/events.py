@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from .. import _core
 from ..checks import one_of
 from ..errors import InvalidArgument, ShuttingDown
 from . import health as _health
@@ -94,8 +95,6 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
 
 def _enable_wanted() -> None:
     """Enable the events that have callbacks in the core, which records no others."""
-    from .. import _core
-
     with _lock:
         wanted = 0
         for pool in hosts():
@@ -107,8 +106,6 @@ def _enable_wanted() -> None:
 
 def deliver() -> None:
     """Call the callbacks of all recorded events. Runs on the drain thread."""
-    from .. import _core
-
     _deliver_health()
     rows = _core.drain_events()
     if not rows:
@@ -152,8 +149,6 @@ def _deliver_health() -> None:
 
 def dropped() -> int:
     """Return the number of events dropped because callbacks were too slow."""
-    from .. import _core
-
     return _core.events_dropped()
 
 

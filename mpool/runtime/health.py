@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from .. import _core
 from ..host import native_calls
 from ..host.native_calls import NativeCalls
 from . import deadlines as _deadlines
@@ -208,12 +211,11 @@ def complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
              if worker["served"] >= SLOW_CALLS}
     if len(paces) < 2:
         return
-    from statistics import median
 
     for worker, pace in paces.items():
         mates = [other for number, other in paces.items() if number != worker]
-        if pace > SLOW * median(mates):
-            yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long per request as the others"
+        if pace > SLOW * float(np.median(mates)):
+            yield f"{key}: worker {worker} takes {pace / np.median(mates):.0f} times as long per request as the others"
 
 
 def problems(pool: Host) -> dict[str, str]:
@@ -245,8 +247,6 @@ def check(pool: Host, model: Any, timeout: float | None) -> float:
         pool.generate_image("check", model, width=side, height=side, num_inference_steps=1, seed=0, priority="critical",
                             timeout=timeout)
     else:
-        import numpy as np
-
         image = entry.describe().image
         side = max(_SIDE if image is None else image.image_size, _SIDE)
         # a different image each time: the prefix cache keeps the rows of images in prompts
@@ -289,8 +289,6 @@ class CapabilityPools(Mapping[str, CapabilityPool]):
         self._pool = pool
 
     def __getitem__(self, capability: str) -> CapabilityPool:
-        from .. import _core
-
         pool = self._pool
         policies = {name: policy for name, _, policy in _core.capabilities()}
         if capability not in policies:
@@ -306,8 +304,6 @@ class CapabilityPools(Mapping[str, CapabilityPool]):
             sum(row["running"] for row in rows), capacity if isinstance(capacity, tuple) else (capacity, capacity))
 
     def __iter__(self) -> Iterator[str]:
-        from .. import _core
-
         return iter([name for name, _, _ in _core.capabilities()])
 
     def __len__(self) -> int:

@@ -40,6 +40,10 @@ class Host(Protocol):
         """The core's registry; the first use creates it."""
 
     @property
+    def closed(self) -> bool:
+        """True after the pool began to shut down."""
+
+    @property
     def pools(self) -> Mapping[str, Any]:
         """Snapshots of the pool by capability."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from .. import _core
 from ..errors import SpawnFailed
 from ..host import interpreter
 
@@ -19,8 +20,6 @@ def command() -> tuple[str, ...]:
         SpawnFailed: the path of the Python executable is unknown, or names another program. A frozen application
             (PyInstaller, cx_Freeze) or a program that embeds Python would start itself again.
     """
-    from .. import _core
-
     path, reason = interpreter.find()
     if reason:
         raise SpawnFailed(f"no worker process can be started: {reason}",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import one_of, refuse, shown
 from ..errors import InvalidArgument
+from ..models.references import HubRef
+from ..models.references import parse as parse_reference
 from ..names import ISOLATION, KV_DTYPES, WEIGHTS
 
 if TYPE_CHECKING:
@@ -94,10 +96,12 @@ def _place(name: str, path: object) -> str:
         refuse(f"adapters[{name!r}]", path, "the path of a PEFT folder or of a GGUF file, or a reference to the hub: "
                "owner/name")
     if isinstance(path, str) and not os.path.exists(found):
-        from ..models import HubRef, parse_reference
-
-        if "/" in found and isinstance(parse_reference(found), HubRef):
-            return found.strip()
+        try:
+            if "/" in found and isinstance(parse_reference(found), HubRef):
+                return found.strip()
+        except InvalidArgument as error:
+            error.rename({"model": f"adapters[{name!r}]"})
+            raise
     return os.path.abspath(found)
 
 

@@ -8,6 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
 from ..host import native_calls
 from . import health as _health
 from .events import dropped
@@ -56,8 +57,6 @@ _lock = threading.Lock()
 
 def stats(pool: Host) -> dict[str, Any]:
     """Return the core's counters and gauges of the pool; zeros for a pool that was closed before its first use."""
-    from .. import _core
-
     registry = pool._registry
     if registry is None and not pool._closed:
         registry = pool.registry

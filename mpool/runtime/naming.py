@@ -18,10 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import caller_stacklevel, nearest, refuse, shown
 from ..errors import InvalidArgument, MpoolError, UnknownModel
+from ..models.catalogue import load as load_catalogue
+from ..models.catalogue import unknown
+from ..models.references import KeyRef, LocalRef
+from ..models.references import parse as parse_reference
 from . import deadlines as _deadlines
 from . import swapping
-from .entry import Entry, wrong_capability
+from .entry import Entry
 from .load_options import AS_CONFIGURED, LoadOptions
+from .model_files import wrong_capability
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -156,7 +161,7 @@ class Names:
         """Return the entry of a model of another pool or process. An existing entry stays unchanged."""
         with self.lock:
             entry = self.by_name.get(key)
-            if entry is None or ref not in (entry.ref, *entry.former):
+            if entry is None or ref not in (entry.ref, *entry.replacement.former):
                 entry = None
         if entry is None and (overrides or key != ref):
             return self.register(key, ref, overrides, options)
@@ -214,10 +219,10 @@ class Names:
             MpoolError: the model's files changed and cannot be read.
         """
         entry = self.named(model, capability)
-        main = entry._main or entry
+        main = entry.main
         if swapping.current(main, isinstance(model, Entry)) is not main:
             entry = self.named(model, capability)
-        if capability is not None and entry._capability != capability:
+        if capability is not None and entry.files.capability != capability:
             return self.require(entry, capability)
         return entry
 
@@ -234,17 +239,12 @@ class Names:
         else:
             found = self.by_name.get(model) \
                 if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
-        if found is not None and found.successor is not None:
+        if found is not None and found.replacement.successor is not None:
             found = found.latest()
-        if found is not None and found._capability not in (None, capability) and found._networks:
-            return found._networks.get(capability or "", found)
-        return found
+        return found if found is None else found.known_network(capability)
 
     def _make_entry(self, model: Any, capability: str | None) -> Entry:
         """Create the entry of a model, or of the default model of a capability (``model`` None)."""
-        from ..models import KeyRef, LocalRef, load_catalogue, parse_reference
-        from ..models.catalogue import unknown
-
         if model is None:
             if capability is None:
                 refuse("model", None, "a key, a reference, a path or a Model")
@@ -280,7 +280,7 @@ class Names:
             entry = self.by_name.get(base)
         if entry is None and base and (row := _catalogue().get(base)) is not None:
             entry = self.by_key.get(row.key)
-        if entry is not None and adapter in entry.adapter_names and not os.path.exists(name):
+        if entry is not None and adapter in entry.setup.adapter_names and not os.path.exists(name):
             raise UnknownModel(f"model {shown(name)} not found: {adapter} is an adapter of {base}", key=name,
                                hint=f"Pass model={base!r}, adapter={adapter!r}; MODEL:ADAPTER is a name for clients of "
                                     "the server")
@@ -311,13 +311,11 @@ class Names:
             raise
         self.keep(entry)
         if found is None:
-            from ..models import load_catalogue
-
             with self.lock:
-                used = [key for key, other in self.by_key.items() if other._capability == capability]
+                used = [key for key, other in self.by_key.items() if other.files.capability == capability]
             # Suggest only the default of the catalogue: a model with a similar name may be a large download.
             near = nearest(entry.key, used, 1) or load_catalogue().keys(capability)[:1]
-            raise wrong_capability(entry, actual, capability,
+            raise wrong_capability(entry.key, actual, capability,
                                    f"Did you mean {near[0]}?" if near else f"No {capability} model is known")
         return found
 
@@ -327,7 +325,7 @@ class Names:
         An entry whose files were read keeps its names: the files may be in the middle of a change.
         """
         with self.lock:
-            if not entry.was_read and self.by_key.get(entry.key) is entry:
+            if not entry.files.was_read and self.by_key.get(entry.key) is entry:
                 for table in (self.by_key, self.by_name, self.defaults):
                     for name in [name for name, other in table.items() if other is entry]:
                         del table[name]
@@ -346,8 +344,6 @@ def check_name(name: Any) -> None:
 
 
 def _catalogue() -> Any:
-    from ..models import load_catalogue
-
     return load_catalogue()
 
 
@@ -369,8 +365,6 @@ def _name_kept(error: MpoolError, kept: Sequence[str]) -> None:
 
 def _absolute(ref: str) -> str:
     """Return a reference that is independent of the working directory."""
-    from ..models import parse_reference
-
     return str(parse_reference(ref))
 
 

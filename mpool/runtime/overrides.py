@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..checks import integer, one_of, refuse
+from ..checks import integer, one_of, refuse, surrogate_of
 from ..errors import FormatError, InvalidArgument, MpoolError
 from .load_options import refused
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 _POOLING = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
 #: Minimum of ``max_length``: the special tokens around a text, and a token between them.
 _MIN_LENGTH = 4
+
+
+def checked(**settings: Any) -> dict[str, Any]:
+    """Return the settings that a caller gave, checked as far as it goes without the files of the model."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if given:
+        check(given)
+    return given
 
 
 def check(settings: Mapping[str, Any]) -> None:
@@ -32,6 +40,11 @@ def check(settings: Mapping[str, Any]) -> None:
         refuse("prompts", prompts, "a dict from prompt name to text")
     if name is not None and (not isinstance(name, str) or prompts is not None and name not in prompts):
         refuse("default_prompt_name", name, "a name in prompts")
+    texts = [("default_prompt_name", name), ("chat_template", settings.get("chat_template")),
+             *(("prompts", text) for pair in (prompts or {}).items() for text in pair)]
+    for param, text in texts:
+        if isinstance(text, str) and (fault := surrogate_of(text, param)) is not None:
+            raise fault
     if (pooling := settings.get("pooling")) is not None:
         one_of("pooling", pooling, _POOLING)
     if (normalize := settings.get("normalize")) is not None and not isinstance(normalize, bool):
@@ -120,4 +133,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
     return replace(found, image=image, networks=networks, spec=replace(found.spec, kv=kv))
 
 
-__all__ = ["check", "override"]
+__all__ = ["check", "checked", "override"]

@@ -86,7 +86,7 @@ def begins_again(request: Any, error: MpoolError) -> bool:
         return was_replaced(request)
     if request is not None and (error._outdated or isinstance(error, IntegrityError)):
         entry = _entry_of(request)
-        (entry._main or entry).outdated = True  # the next request reads the files again, if they have changed
+        entry.files.mark_outdated()  # the next request reads the files again, if they have changed
     return error._outdated
 
 
@@ -116,8 +116,8 @@ def was_replaced(request: Any) -> bool:
     if request is None:
         return True
     entry = _entry_of(request)
-    main = entry._main or entry
-    if not entry.was_replaced() and main.process != os.getpid():
+    main = entry.main
+    if not entry.was_replaced() and main.replacement.process != os.getpid():
         # The process was forked during a swap: its core has the new model, but its names lead to the old one.
         with contextlib.suppress(Timeout):
             renew(main, time.monotonic() + _FORKED_SECONDS)
@@ -156,8 +156,8 @@ def swap(old: Entry, new: Entry, load: bool, deadline: float | None, kept: LoadO
 
 def is_current(entry: Entry) -> bool:
     """Return True unless :func:`current` has to read changed files."""
-    main = entry._main or entry
-    return not main.outdated and main.changed(folders=True) is None
+    main = entry.main
+    return not main.files.outdated and main.changed(folders=True) is None
 
 
 def current(entry: Entry, held: bool = False) -> Entry:
@@ -174,27 +174,27 @@ def current(entry: Entry, held: bool = False) -> Entry:
     Raises:
         MpoolError: the files have changed and cannot be read.
     """
-    main = entry._main or entry
+    main = entry.main
     if is_current(main):
         return main
     with contextlib.ExitStack() as locks:
-        locks.enter_context(main.reading)
-        if not main.changing.acquire(blocking=False):  # a swap of the name: it takes the files of now
+        locks.enter_context(main.replacement.reading)
+        if not main.replacement.changing.acquire(blocking=False):  # a swap of the name: it takes the files of now
             return main
-        locks.callback(main.changing.release)
-        if main.successor is not None:
+        locks.callback(main.replacement.changing.release)
+        if main.replacement.successor is not None:
             return main.latest()
         if not main.changed(folders=True):  # another thread has read them meanwhile
-            main.outdated = False
+            main.files.outdated = False
             return main
         if main.forget_unless_added():
             return main
-        if not main.outdated and (held or main.lost_weights()) and _is_loaded(main, _UNLOADED):
+        if not main.files.outdated and (held or main.files.lost_weights()) and _is_loaded(main, _UNLOADED):
             return main
         new = main.unread()
         new.read()
         if main.adopt_stamps(new):
-            main.outdated = False
+            main.files.outdated = False
             return main
         _give(main, new, locks)
         return new
@@ -219,7 +219,8 @@ def renew(old: Entry, deadline: float | None, pinned: bool = True) -> None:
             return
         new = old.unread()
         if not pinned:
-            new.kept = {key: (False, seconds) for key, (_, seconds) in new.kept.items()}
+            kept = new.replacement.kept
+            kept.update({key: (False, seconds) for key, (_, seconds) in kept.items()})
         keys = _give(old, new, held)
     wait_removed(old.pool, keys, deadline)
 
@@ -237,8 +238,8 @@ def wait_removed(pool: Host, keys: list[str], deadline: float | None) -> None:
 def _give(old: Entry, new: Entry, held: contextlib.ExitStack) -> list[str]:
     """Give the name of ``old``, whose ``changing`` must be held, to an entry that has no keys in the core. Returns the
     keys of the old model, which the core drops once it has completed their requests. ``held`` ends afterwards."""
-    for part in (old, *old._networks.values(), new):  # requests add no key until the core has dropped the old ones
-        held.enter_context(part._lock)
+    for part in (*old.known_parts(), new):  # requests add no key until the core has dropped the old ones
+        held.enter_context(part.lock)
     held.enter_context(old.pool._names.lock)
     keys = old.core_keys()
     try:
@@ -254,11 +255,11 @@ def _give(old: Entry, new: Entry, held: contextlib.ExitStack) -> list[str]:
 def _hold(entry: Entry, deadline: float | None, held: contextlib.ExitStack) -> bool:
     """Hold ``changing`` of an entry until ``held`` ends. Returns False, and holds nothing, if it lost its name."""
     seconds = _deadlines.remaining(deadline, entry.key)
-    if not entry.changing.acquire(timeout=-1 if seconds is None else seconds):
+    if not entry.replacement.changing.acquire(timeout=-1 if seconds is None else seconds):
         raise Timeout("another swap of this model did not end within the timeout", key=entry.key,
                       hint="Raise `timeout`, or try again after the other swap")
-    held.callback(entry.changing.release)
-    if entry.successor is None:
+    held.callback(entry.replacement.changing.release)
+    if entry.replacement.successor is None:
         return True
     held.close()
     return False
@@ -282,7 +283,7 @@ def _is_loaded(entry: Entry, without: tuple[str, ...] = ("cold",)) -> bool:
 
 
 class _Swap:
-    """One attempt. Must hold ``old.changing``."""
+    """One attempt. Must hold ``old.replacement.changing``."""
 
     def __init__(self, old: Entry, new: Entry, parts: list[tuple[Entry, Entry]], load: bool,
                  deadline: float | None) -> None:
@@ -299,7 +300,7 @@ class _Swap:
                     self._load(key)
                 with contextlib.ExitStack() as held:
                     for part, _ in self.parts:
-                        held.enter_context(part._lock)
+                        held.enter_context(part.lock)
                     if self._missing():  # a request used a further compute type meanwhile
                         continue
                     held.enter_context(self.pool._names.lock)
@@ -316,21 +317,21 @@ class _Swap:
     def _missing(self) -> list[tuple[Entry, Entry, str]]:
         """Return the old part, the new part and the compute type of every key that is to be staged."""
         return [(had, have, compute) for had, have in self.parts
-                for compute in had.computes() or (["auto"] if self.load else [])
-                if compute not in have._core]
+                for compute in had.keys.computes() or (["auto"] if self.load else [])
+                if compute not in have.keys]
 
     def _stage(self) -> list[str]:
         """Stage the new model under all keys of the old one. Returns the keys that must be loaded."""
         found = []
         for had, have, compute in self._missing():
             unknown = False
-            with had._lock:
-                if compute not in had._core:
+            with had.lock:
+                if compute not in had.keys:
                     try:
-                        had.add_cold(compute)  # else a request for the old model could add the key before the swap
+                        had.keys.add_cold(compute)  # else a request for the old model could add the key before the swap
                     except MpoolError:
                         unknown = True
-            key = have.add_cold(compute, staged=True)
+            key = have.keys.add_cold(compute, staged=True)
             (self.alone if unknown else self.staged).append(key)
             found.append(key)
         rows = {row["key"]: row for row in self.registry.entries()}
@@ -338,7 +339,7 @@ class _Swap:
             if key in rows:
                 self.registry.keep_alive(key, rows[key]["keep_alive"])
         self.pinned = {key for key, row in rows.items() if row["pinned"]}
-        self.pinned.update(key for key, (pinned, _) in self.old.kept.items() if pinned)
+        self.pinned.update(key for key, (pinned, _) in self.old.replacement.kept.items() if pinned)
         return found if self.load else []
 
     def _load(self, key: str) -> None:
@@ -349,17 +350,18 @@ class _Swap:
 
     def _take_names(self) -> None:
         """Give the pool's names to the new entry. Must hold the locks of the names and of the old entry."""
-        self.new.former, self.new.kept = (*self.old.former[-7:], self.old.ref), dict(self.old.kept)
+        was, now = self.old.replacement, self.new.replacement
+        now.former, now.kept = (*was.former[-7:], self.old.ref), dict(was.kept)
         self.pool._names.hand_over(self.old, self.new)
         self.old.retire(self.new)
 
     def _undo(self) -> bool:
         """Drop what was staged. If the core has switched already, take the names instead and return False."""
-        if self.old.successor is self.new:
+        if self.old.replacement.successor is self.new:
             return False
         with contextlib.ExitStack() as held:
             for part, _ in self.parts:
-                held.enter_context(part._lock)
+                held.enter_context(part.lock)
             held.enter_context(self.pool._names.lock)
             withdrawn = [self.registry.withdraw(key, self.new.revision) for key in self.staged]
             if withdrawn and not all(withdrawn):

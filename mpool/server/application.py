@@ -15,7 +15,9 @@ import msgspec
 from starlette.responses import Response
 
 from ..checks import refuse
+from ..config import PoolConfig
 from ..host import native_calls
+from ..pool import Pool
 from . import (
     classifying,
     dashboard,
@@ -35,7 +37,7 @@ from .guard import App, CrossOrigin, GuardState, HostGuard, Scope, TokenGuard, r
 from .openai.table import OPERATIONS as OPENAI
 from .openapi import describe
 from .operations import Context, Endpoint, Operation
-from .settings import Settings
+from .settings import Settings, token_of
 from .state import State
 
 if TYPE_CHECKING:
@@ -173,9 +175,6 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
         >>> from mpool.server import create_app
         >>> app = create_app(["all-MiniLM-L6-v2"], pool=mpool.PoolConfig(threads=2, memory_bytes=4 << 30))
     """
-    from ..config import PoolConfig
-    from ..pool import Pool
-
     if not isinstance(pool, (Pool, PoolConfig, type(None))):
         refuse("pool", pool, "a Pool, a PoolConfig or None")
     if settings is None:
@@ -207,8 +206,6 @@ def _list_of(name: str) -> tuple[str, ...]:
 
 
 def _settings_of_environment() -> Settings:
-    from .settings import token_of
-
     path = os.environ.get("MPOOL_SERVER_TOKEN_FILE")
     return Settings(token=token_of(path) if path else None, allowed_hosts=_list_of("MPOOL_SERVER_ALLOW_HOSTS"),
                     allowed_origins=_list_of("MPOOL_SERVER_ALLOW_ORIGINS"))

@@ -110,7 +110,7 @@ _DETAILED = ("invalid_value", "unsupported_parameter", "context_length_exceeded"
 _MAX_DETAIL = 300
 #: A lack of memory names what is needed and free, and the models that hold memory, which ``/v1/models`` lists as well.
 _MAX_MEMORY_DETAIL = 600
-#: The list of models at the end of a lack of memory, as csrc/registry/holders.c writes it, and one model of it.
+#: The list of models at the end of a lack of memory, as csrc/registry/describe.c writes it, and one model of it.
 _HOLDERS, _HOLDER = ". In memory: ", re.compile(r"(.+?)( [0-9.]+ M?B \([a-z, ]+\)(?:, |$))", re.DOTALL)
 #: Request fields that contain a JSON schema. Request fields whose name is also that of the library's parameter: only
 #: these become the `param` of a library error.

@@ -25,7 +25,7 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
 
     def make() -> list[int]:
         first, second = (served.model.tokenize(text, add_special=False) for text in (prompt, suffix))
-        ids = served.model._entry.tokenizer().fill_in_prompt(first, second)
+        ids = served.model.tokenizer.fill_in_prompt(first, second)
         if ids is None:
             raise Refusal("unsupported_parameter", "`suffix` requires a model whose vocabulary has tokens to fill in "
                                                    "the middle.", "suffix")
@@ -38,7 +38,7 @@ async def stop_ids(served: ServedModel) -> list[int]:
     """Return the ids of the tokens that end a completion in the middle: those that begin another text or file."""
     if is_missing(served):
         return []
-    return await native_calls.REQUESTS.arun(lambda: list(served.model._entry.tokenizer().fill_in_ends()))
+    return await native_calls.REQUESTS.arun(lambda: list(served.model.tokenizer.fill_in_ends()))
 
 
 __all__ = ["prompt_ids", "stop_ids"]

@@ -18,10 +18,14 @@ from ..checks import shown
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..model import MissingModel, Model
+from ..models.catalogue import load as load_catalogue
+from ..models.describing import resolve
+from ..models.formats.adapters import check_places
+from ..models.references import KeyRef
+from ..models.references import parse as parse_reference
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES
 from ..runtime.load_options import LoadOptions
-from ..runtime.swapping import is_current
 from ..stores import STORES
 from .errors import Refusal
 
@@ -35,6 +39,8 @@ _NAME = re.compile(r"(?!.*(?:\.\.|//|/$))[A-Za-z0-9][A-Za-z0-9._:+/-]{0,127}")
 _MAX_ALIASES, _MAX_NAMED = STORES["aliases"].entries or 0, 20
 #: Maximum bytes of the names, system messages and options of all aliases.
 _MAX_ALIAS_BYTES = STORES["aliases"].bytes or 0
+#: Capabilities of the models that have a tokenizer for texts.
+_TOKENIZING = frozenset(("text_embedding", "text_to_text", "vision"))
 _GGUF_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 
 
@@ -62,7 +68,7 @@ class ServedModel:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that clients can select with ``NAME:ADAPTER``, in alphabetical order."""
-        return () if "adapter" in self.defaults else self.model._entry.adapter_names
+        return () if "adapter" in self.defaults else self.model.adapters
 
     @property
     def target(self) -> dict[str, Any]:
@@ -120,7 +126,8 @@ class Models:
         self._given = tuple(given)
         split = [split_adapter(one, self._given) for one in adapters]
         for _, _, name, path in split:
-            pool._check_adapters(LoadOptions.checked(None, None, None, None, {name: path}))
+            check_places(LoadOptions.checked(None, None, None, None, {name: path}).adapters or (),
+                         pool.config.model_folders)
         for name, (ref, keyed) in given.items():
             self._open(name, ref, keyed)
         self._add_adapters(split)
@@ -143,10 +150,10 @@ class Models:
             if paths.setdefault(name, path) != path:
                 raise InvalidArgument(param="adapter", got=given, allowed=f"one path for the name {name!r}")
         for served, paths in found.values():
-            served.model._entry.set_loading(LoadOptions.checked(None, None, None, None, paths))
+            served.model.set_adapters(paths)
 
     def _served_model(self, name: str, model: Model) -> ServedModel:
-        return ServedModel(name, Model(model._entry, self.compute), int(time.time()))
+        return ServedModel(name, model.with_compute(self.compute), int(time.time()))
 
     def names(self) -> list[str]:
         """Return the names of all served models in the order in which they were added."""
@@ -172,8 +179,7 @@ class Models:
         """Return the models given at the start that have a tokenizer. If none of them has one, return those of
         :meth:`all` that have one. Reads the metadata in their files."""
         for served in ([self._served[name] for name in self._given], self.all()):
-            found = [one for one in served if any(one.model._entry.serving(capability) is not None
-                                                  for capability in ("text_embedding", "text_to_text"))]
+            found = [one for one in served if not _TOKENIZING.isdisjoint(one.capabilities)]
             if found:
                 return found
         return []
@@ -182,8 +188,6 @@ class Models:
         """Return all models that clients can use, also those of the catalogue, each before its adapters. Reads their
         metadata if necessary."""
         if self.catalogue:
-            from ..models import load_catalogue
-
             for key in load_catalogue().rows:
                 try:
                     await self.find(key)
@@ -209,11 +213,10 @@ class Models:
         for candidate in (name, name.removesuffix(":latest")):
             found = self._named(candidate) or self._adapted(candidate)
             if found is not None:
-                if not is_current(found.model._entry):
+                if not found.model.is_current():
                     await native_calls.REQUESTS.arun(self.pool.get, found.model.key)
                 return found
         name = name.removesuffix(":latest")
-        from ..models import load_catalogue
 
         row = load_catalogue().get(name) if self.catalogue else None
         if row is None:
@@ -231,8 +234,6 @@ class Models:
         base, _, adapter = name.rpartition(":")
         found = self._named(base)
         if found is None and base and self.catalogue:
-            from ..models import load_catalogue
-
             row = load_catalogue().get(base)
             found = None if row is None else self._served.get(row.key)
         return found, adapter
@@ -248,8 +249,6 @@ class Models:
             return adapters
         known = {own: own for own in (*self._served, *self._aliases)}
         if self.catalogue:
-            from ..models import load_catalogue
-
             known = {**load_catalogue().names(), **known}
         keys, spelling = suggest(name, known)
         if not keys:
@@ -266,7 +265,8 @@ class Models:
         """
         if wanted is None:
             return ""
-        described = [(served, found) for served in self.all() if (found := served.model._entry.known) is not None]
+        read = ((served, served.model.description_if_read) for served in self.all())
+        described = [(served, found) for served, found in read if found is not None]
         if wanted in CAPABILITIES:
             fitting = [served for served, found in described if wanted in found.capabilities]
         else:
@@ -334,12 +334,10 @@ class Models:
 
     def is_registered(self, served: ServedModel) -> bool:
         """Return True if the model's name in the pool is one that :meth:`mpool.Pool.register` gave."""
-        return self.pool._names.holder(served.model.key) is served.model._entry
+        return served.model.is_registered
 
     def is_in_catalogue(self, name: str) -> bool:
         """Return True if the server serves the catalogue and the name is one of its keys or aliases."""
-        from ..models import load_catalogue
-
         return self.catalogue and load_catalogue().get(name) is not None
 
 
@@ -365,8 +363,6 @@ def read_refs(refs: Iterable[str | os.PathLike[str]]) -> dict[str, tuple[str, bo
     Raises:
         InvalidArgument: a name is not valid or is already taken, or no valid name can be derived from a reference.
     """
-    from ..models import KeyRef, load_catalogue, parse_reference
-
     given: dict[str, tuple[str, bool]] = {}
     for one in refs:
         ref = os.fspath(one)
@@ -436,8 +432,6 @@ def _with_output(described: list[tuple[ServedModel, ModelDescription]], output: 
 
 def is_cached(key: str) -> bool:
     """Return True if the files of a model of the catalogue are on this machine."""
-    from ..models import resolve
-
     try:
         resolve(key, offline=True, progress=False)
     except MpoolError:

@@ -284,7 +284,7 @@ async def _respond(context: Context, served: ServedModel, body: TextRequest, str
             done = await stream.result()
         finally:
             await stream.aclose()
-        check_logprobs([done.logprobs], served.model._entry.token_bytes)
+        check_logprobs([done.logprobs], served.model.tokenizer.token_bytes)
         fields = {**_final_fields(context, body.model, done, cold), "logprobs": _logprobs(served, done.logprobs)}
         response = make_response(done.text, done.reasoning or None, fields)
         return json_response(_with_tool_calls(response, done.tool_calls))
@@ -366,7 +366,7 @@ def _final_fields(context: Context, name: str, done: Completion, cold: bool) -> 
 def _logprobs(served: ServedModel, found: tuple[TokenLogprob, ...] | None) -> list[Logprob] | None:
     if not found:
         return None
-    bytes_of = served.model._entry.token_bytes
+    bytes_of = served.model.tokenizer.token_bytes
     return [Logprob(token.token, max(token.logprob, LOWEST), list(bytes_of(token.token_id)),
                     [TopLogprob(other.token, max(other.logprob, LOWEST), list(bytes_of(other.token_id)))
                      for other in token.top] or None) for token in found]
@@ -389,7 +389,7 @@ async def _load_or_unload(context: Context, served: ServedModel, body: TextReque
 
 def _load_seconds(context: Context, served: ServedModel) -> float:
     """Return the duration of the model's last load in seconds; 0 if it is not in memory any more."""
-    keys = served.model._entry.core_keys()
+    keys = served.model.core_keys
     return max((row["load_seconds"] for row in context.state.pool.registry.entries() if row["key"] in keys),
                default=0.0)
 

@@ -18,6 +18,8 @@ from ..conversation.template import ChatTemplate
 from ..conversation.tool_templates import tool_support
 from ..errors import DownloadError, IntegrityError, LimitError, MpoolError, OfflineError
 from ..host.resources import start_thread
+from ..models.catalogue import load as load_catalogue
+from ..models.describing import resolve
 from ..models.sources import downloads_disabled
 from ..records import logger
 from . import thinking
@@ -114,7 +116,7 @@ def template_capabilities(served: ServedModel) -> list[str]:
     """Return the capabilities that the chat template and the vocabulary of a model provide: ``tools``, ``thinking`` and
     ``insert``, or fewer."""
     found = _tools(served) + ["thinking"] * thinking.model_options(served).thinks
-    if "text_to_text" in served.capabilities and served.model._entry.tokenizer().fill_in_tokens() is not None:
+    if "text_to_text" in served.capabilities and served.model.tokenizer.fill_in_tokens() is not None:
         found.append("insert")
     return found
 
@@ -159,8 +161,6 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
     Raises:
         Refusal: The download failed, or the files are still missing. The message says why.
     """
-    from ..models import load_catalogue
-
     if name in models.names():
         return
     key = load_catalogue().require(name).key
@@ -191,8 +191,6 @@ def _start_download(key: str, pool: Pool) -> asyncio.Future[None]:
                 done.exception()  # mark it as retrieved: all clients may have disconnected
 
     def work() -> None:
-        from ..models import resolve
-
         error: BaseException | None = None
         try:
             resolve(key, offline=pool.config.offline, progress=False)

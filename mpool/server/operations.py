@@ -20,9 +20,10 @@ from starlette.responses import Response
 
 from .. import records
 from ..conversation.messages import NamedImage
-from ..errors import MpoolError, UnknownModel, WrongCapability
+from ..errors import InvalidArgument, MpoolError, UnknownModel, WrongCapability
 from ..host import native_calls
 from ..images import base64_text
+from ..images.loading import check_url
 from ..model import MissingModel
 from ..runtime import tally
 from . import bodies
@@ -261,6 +262,11 @@ class Context:
             Refusal: The text is none of these, or the server fetches no images.
         """
         if self.state.settings.allow_image_urls and text[:8].lower() == "https://" and len(text) <= _MAX_URL:
+            try:
+                check_url(text, name)
+            except InvalidArgument:
+                raise Refusal("invalid_value", f"`{name}` must be the https URL of a public server, with a host and "
+                                               "without spaces.", name) from None
             self.images.add(name)
             return NamedImage(text, name)
         return self.image_file(text, name)

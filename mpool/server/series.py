@@ -159,7 +159,7 @@ class Series:
             loop.call_soon(self._sample, loop)
 
     def _sample(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is not loop or self._pool._closed:
+        if self._loop is not loop or self._pool.closed:
             return
         now = time.monotonic()
         try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..checks import refuse, shown
 from ..errors import FileError, InvalidArgument
 from ..host.lazy import cached_property
+from ..models.store import cache_dir, make_folder
 
 #: Field -> (minimum, maximum).
 _RANGES: dict[str, tuple[float, float]] = {
@@ -311,8 +312,6 @@ def read_token(path: str | os.PathLike[str]) -> str:
 
 def default_token_file() -> str:
     """Return the path of the token file of a server that other machines can reach, if no other is named."""
-    from ..models import cache_dir
-
     return os.path.join(cache_dir(), "server-token")
 
 
@@ -358,8 +357,6 @@ class TokenFile:
         Raises:
             FileError: The folder cannot be created.
         """
-        from ..models.store import make_folder
-
         name = default_token_file()
         make_folder(os.path.dirname(name))
         return cls(name, secrets.token_urlsafe(32), replaces=True)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from .. import aio, records
 from ..errors import FormatError, InvalidArgument, LimitError, Unsupported
+from ..models.references import parse as parse_reference
 from .errors import Refusal
 from .fields import Fields, Name
+from .models import ServedModel, is_missing
 from .operations import Context, Operation, json_response
-
-if TYPE_CHECKING:
-    from .models import ServedModel
 
 log = records.logger("mpool.server")
 
@@ -43,13 +42,13 @@ class SwapResponse(Struct):
 async def swap(context: Context, body: SwapRequest) -> Response:
     """Replace a model; respond once the new one takes all requests for the name. See :func:`mpool.swap`."""
     state = context.state
-    served = _without_adapter(await context.model(body.model), "model")
+    served = await _model(context, body.model, "model")
     if not state.models.is_registered(served):
         raise Refusal("invalid_value", "Only a model that was given with --model as a path or a reference can be "
                                        "swapped, not a model of the catalogue.", "model")
     ref = served.model.ref
     if body.source is not None:
-        ref = _without_adapter(await context.model(body.source), "source").model.ref
+        ref = (await _model(context, body.source, "source")).model.ref
     try:
         await aio.swap(served.model, ref, timeout=body.timeout, pool=state.pool)
     except (FormatError, InvalidArgument, LimitError, Unsupported) as error:
@@ -61,7 +60,19 @@ async def swap(context: Context, body: SwapRequest) -> Response:
     return json_response(SwapResponse(body.model, True))
 
 
-def _without_adapter(served: ServedModel, field: str) -> ServedModel:
+async def _model(context: Context, name: str, field: str) -> ServedModel:
+    """Return the model that a field names; a missing one, see :meth:`Context.model`.
+
+    Raises:
+        Refusal: The name has an adapter, or it is a malformed reference, which no model can have as its name.
+    """
+    served = await context.model(name)
+    if is_missing(served):
+        try:
+            parse_reference(name)
+        except InvalidArgument:
+            raise Refusal("invalid_value", f"`{field}` must be the name of a model, or a reference with a valid form.",
+                          field) from None
     if "adapter" in served.defaults:
         raise Refusal("invalid_value", f"`{field}` must be the name of a model without an adapter.", field)
     return served

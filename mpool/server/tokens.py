@@ -74,10 +74,11 @@ async def tokenize(context: Context, body: TokenizeRequest) -> Response:
         ids = await _chat_ids(context, served, body, turns_of(body.messages))
 
     def made() -> bytes:
-        field, entry, texts = "messages" if body.prompt is None else "prompt", served.model._entry, None
+        field, texts = "messages" if body.prompt is None else "prompt", None
         if body.return_token_strs:
-            check_response(entry.tokenizer().text_bytes(ids) + _ID_BYTES * len(ids), field)
-            texts = list(map(entry.token_text, ids))
+            tokenizer = served.model.tokenizer
+            check_response(tokenizer.text_bytes(ids) + _ID_BYTES * len(ids), field)
+            texts = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
         return encode_checked(TokenizeResponse(len(ids), served.model.context_length, ids, texts), field)
 
     return Response(await native_calls.BODIES.arun(made), media_type="application/json")
@@ -112,7 +113,7 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> Response:
     served = await _model(context, body.model)
 
     def made() -> bytes:
-        check_response(served.model._entry.tokenizer().text_bytes(body.tokens, skip_special=False), "tokens")
+        check_response(served.model.tokenizer.text_bytes(body.tokens, skip_special=False), "tokens")
         return encode_checked(DetokenizeResponse(served.model.detokenize(body.tokens, skip_special=False)), "tokens")
 
     try:

@@ -282,7 +282,7 @@ class Worker:
             raise InvalidArgument(param="model", got=f"{self.name}, a {self.model.capability} model",
                                   allowed="a text_to_text model")
         announce(25, "read the files")
-        tokenizer = self.model._entry.tokenizer()
+        tokenizer = self.model.tokenizer
         tokenizer.finish()  # build all tables now: no other thread may build them later
         description = self.model.description
         bytes_of: Counter[str] = Counter()

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import refuse
+from ..conversation import tool_formats, tool_templates
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
 from ..conversation.template import check_arguments
+from ..conversation.tools import complete_results, of_options, read_options
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from . import vision
@@ -78,8 +80,6 @@ def check(messages: Any, options: dict[str, Any]) -> Conversation:
     checked = native_calls.converted(messages, check_messages, messages, images)
     tools = None
     if any(options.get(name) is not None for name in ("tools", "tool_choice", "parallel_tool_calls")):
-        from ..conversation.tools import read_options
-
         tools = read_options(options)
     for name in ("tools", "tool_choice", "parallel_tool_calls"):
         options.pop(name, None)
@@ -92,13 +92,13 @@ def check_content(conversation: Conversation, call: Call | None = None) -> None:
     Raises:
         InvalidArgument, LimitError, FileError: as :func:`prompt_of`.
     """
+    vision.check_images(conversation.images, conversation.allow_urls, call)
     messages, tools = conversation.messages, conversation.tools
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     for given in (messages, conversation.checked):  # the latter also have the values of JSON texts
         native_calls.converted(given, check_arguments, given, None if tools is None else tools.definitions,
                                conversation.variables)
-    vision.check_images(conversation.images, conversation.allow_urls, call)
 
 
 def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None,
@@ -128,8 +128,6 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
             checked = developer_as_system(checked)
         tools = None
         if conversation.tools is not None:
-            from ..conversation.tools import of_options
-
             tools = of_options(entry.template, entry.key, conversation.tools)
         checked, template_tools = _with_tools(entry, checked, tools)
         if entry.capability == "vision":
@@ -150,8 +148,6 @@ def _with_tools(entry: Entry, messages: list[dict[str, Any]],
     variable ``tools``. The variable is None if there are no tools, or if they are described in the messages."""
     if tools is None and not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
         return messages, None
-    from ..conversation import tool_formats, tool_templates
-    from ..conversation.tools import complete_results
 
     template = entry.template()
     support = tool_templates.tool_support(template)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..checks import integer, is_same, items_of, refuse
+from ..checks import integer, is_same, items_of, refuse, surrogate_of
 from ..errors import ContextOverflow, InvalidArgument, LimitError, WrongCapability
 from ..host import native_calls
 from ..host.resources import aitems_of_caller, items_of_caller
@@ -277,7 +277,7 @@ def _labels(labels: Any, most: int) -> tuple[str, ...]:
     seen: set[str] = set()
     for at, label in enumerate(labels):
         fault = embedding.fault_of(label, f"labels[{at}]")
-        fault = fault or embedding.surrogate_of(label, f"labels[{at}]")
+        fault = fault or surrogate_of(label, f"labels[{at}]")
         if fault is not None:
             fault.hint = None
             raise fault
@@ -290,7 +290,7 @@ def _labels(labels: Any, most: int) -> tuple[str, ...]:
 def _hypotheses(template: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
     """Return the hypothesis of each label. Only ``{}`` is replaced: the template is not a format string."""
     fault = embedding.fault_of(template, "template")
-    fault = fault or embedding.surrogate_of(template, "template")
+    fault = fault or surrogate_of(template, "template")
     if fault is not None:
         fault.hint = None
         raise fault
@@ -666,7 +666,7 @@ def _encoded(plan: Plan, texts: list[str], room: int | None, name: Callable[[int
     try:
         return dict(zip(distinct, tokenizer.encode_parts(distinct, plan.parse_special, room)))
     except InvalidArgument as error:
-        faults = (embedding.surrogate_of(text, name(at)) for at, text in enumerate(texts))
+        faults = (surrogate_of(text, name(at)) for at, text in enumerate(texts))
         found = next((fault for fault in faults if fault is not None), error)
         found.key = found.key or plan.entry.key
         raise found from None

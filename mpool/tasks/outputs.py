@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..checks import integer, refuse
+from ..checks import integer, refuse, surrogate_of
 from ..errors import ContextOverflow, FormatError, LimitError
 from ..host import native_calls
 from ..models.files import close, open_regular, read_exactly
@@ -368,7 +368,7 @@ def _looked_up(plan: OutputPlan, texts: list[Any], start: int) -> Part:
 def _query_ids(plan: OutputPlan, texts: list[Any], start: int) -> Any:
     """Return the token ids of queries, without special tokens."""
     for at, text in enumerate(texts, start):
-        fault = embedding.fault_of(text, f"inputs[{at}]", 0) or embedding.surrogate_of(text, f"inputs[{at}]")
+        fault = embedding.fault_of(text, f"inputs[{at}]", 0) or surrogate_of(text, f"inputs[{at}]")
         if fault is not None:
             fault.key = plan.entry.key
             raise fault

@@ -12,15 +12,19 @@ import sys
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..checks import integer, is_same, items_of, refuse
+from ..conversation import reasoning
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
-from ..models import load_catalogue
+from ..models.catalogue import load as load_catalogue
 from . import options as _options
+from . import rerank as reranking
 from . import text_embedding as embedding
+from . import text_to_text as generation
 from . import vectors
 from .options import (
     ClassifyOptions,
@@ -34,6 +38,7 @@ from .options import (
 )
 from .output_table import OUTPUTS, TextOutput
 from .steps import IterRequest, VectorRequest
+from .verbs import DESCRIBE
 
 if TYPE_CHECKING:
     from ..runtime.entry import Entry
@@ -114,7 +119,7 @@ def _is_unread(pool: Host, model: Any, capability: str | None = "text_embedding"
     take time, so that nothing is downloaded for a request that every model refuses. If the files are known, the request
     makes these checks where it converts its inputs."""
     known = pool._known(model, capability)
-    return known is None or known.known is None
+    return known is None or known.files.known is None
 
 
 def _opened(pool: Host, model: Any, options: Any, capability: str = "text_embedding") -> tuple[Entry, Any]:
@@ -153,11 +158,11 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_iter`."""
-    items, model = given.pop("iterable"), given.pop("model", None)
+    items, model = given.pop("texts"), given.pop("model", None)
     if isinstance(items, str):
-        refuse("iterable", items, "an iterable of str")
+        refuse("texts", items, "an iterable of str")
     if not isinstance(items, AsyncIterable):
-        items = items_of("iterable", items, "an iterable of str")
+        items = items_of("texts", items, "an iterable of str")
     options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
@@ -175,7 +180,7 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
                 try:
                     module.check_items(list_of_caller(items), options.on_error == "null")
                 except MpoolError as error:
-                    error.rename({"inputs": "iterable", "texts": "iterable"})
+                    error.rename({"inputs": "texts"})
                     raise
         plan = module.iter_plan(*_opened(pool, model, own), checked)
         try:
@@ -253,8 +258,6 @@ def embed_all(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.rerank`."""
-    from . import rerank as reranking
-
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
     if model is None:
         model = load_catalogue().default("rerank").key
@@ -375,8 +378,6 @@ def _text_entry(pool: Host, model: Any, options: dict[str, Any], capability: str
 
 def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any]) -> TextRequest:
     """Return the request for a raw prompt. Consumes ``options``."""
-    from . import text_to_text as generation
-
     special = options.pop("parse_special", False)
     unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
@@ -399,9 +400,7 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
 def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                  capability: str = "text_to_text") -> TextRequest:
     """Return the request for a conversation. Consumes ``options``."""
-    from ..conversation import reasoning
     from . import chat_prompt
-    from . import text_to_text as generation
 
     unread = _is_unread(pool, model, capability)
     with before(pool, model, capability):
@@ -474,12 +473,10 @@ def vision(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def describe_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.describe_image`."""
-    from pathlib import Path
-
     path = given.pop("path")
     if not isinstance(path, (str, os.PathLike)):
         refuse("path", path, "a path", hint="mpool.vision accepts bytes, arrays and PIL images")
-    return _described(pool, Path(path), given, call)
+    return _described(pool, "path", Path(path), given, call)
 
 
 def describe_url(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -488,13 +485,21 @@ def describe_url(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
         refuse("url", url, "an http or https URL", hint="mpool.describe_image accepts a path")
     given.setdefault("allow_urls", True)
-    return _described(pool, url, given, call)
+    return _described(pool, "url", url, given, call)
 
 
-def _described(pool: Host, image: Any, given: dict[str, Any], call: Call) -> Validated:
-    from .verbs import DESCRIBE
+def _described(pool: Host, name: str, image: Any, given: dict[str, Any], call: Call) -> Validated:
+    """Return the request about one image, whose parameter is ``name``."""
+    query, model = given.pop("query", DESCRIBE), given.pop("model", None)
 
-    return vision(pool, {"images": image, "prompt": given.pop("query", DESCRIBE), **given}, call)
+    def prepare(options: dict[str, Any]) -> TextRequest:
+        try:
+            return vision_request(pool, image, query, model, options, call)
+        except MpoolError as error:
+            error.rename({"images": name, "prompt": "query"})
+            raise
+
+    return _text(given, model, 0, True, "vision", prepare, True)
 
 
 def has_images(messages: Any) -> bool:

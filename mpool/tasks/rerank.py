@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import integer, refuse
+from ..checks import integer, refuse, surrogate_of
 from ..errors import InvalidArgument
 from . import text_embedding as embedding
 from .vectors import activate
@@ -84,7 +84,7 @@ def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any],
     """
     fault = embedding.fault_of(query, "query")
     if fault is None:
-        fault = embedding.surrogate_of(query, "query")
+        fault = surrogate_of(query, "query")
     if fault is not None:
         raise fault
     if isinstance(documents, str):

@@ -22,10 +22,13 @@ from ..runtime.history import TrackedRequest
 from ..runtime.swapping import afor_current, for_current, is_current
 from . import options as _options
 from . import requests
+from .iterating import EmbedIterator
+from .jobs import StreamJob
 from .options import Call
 from .output_table import OUTPUTS
 from .requests import Validated
 from .steps import adrive, adrive_each, drive
+from .streams import Stream
 from .verbs import (
     CHAT,
     CLASSIFY,
@@ -125,8 +128,8 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 
 
 def _run(verb: Verb, pool: Host, given: dict[str, Any], running: TrackedRequest) -> Any:
-    if verb.name == "embed_iter" and isinstance(given["iterable"], AsyncIterable):  # needs an event loop
-        refuse("iterable", given["iterable"], "an iterable of str",
+    if verb.name == "embed_iter" and isinstance(given["texts"], AsyncIterable):  # needs an event loop
+        refuse("texts", given["texts"], "an iterable of str",
                hint="mpool.aio.embed_iter accepts asynchronous iterables")
     validated, call, stream = _begin(verb, pool, given)
 
@@ -137,8 +140,6 @@ def _run(verb: Verb, pool: Host, given: dict[str, Any], running: TrackedRequest)
             return validated.prepare()
 
     if verb.name == "embed_iter":
-        from .iterating import EmbedIterator
-
         return for_current(prepare, lambda request: EmbedIterator(_named(request, running), running))
     if verb.stream is None:
         found, tokens = for_current(prepare, lambda request: drive(_named(request, running).steps()))
@@ -165,8 +166,6 @@ def _stream(verb: Verb, prepare: Callable[[], Any], call: Call, running: Tracked
 
         kind = ImageStream
     else:
-        from .streams import Stream
-
         kind = Stream
 
     def again() -> Any:
@@ -394,8 +393,6 @@ def _submitted(pool: Host, capability: str, given: dict[str, Any], running: Trac
             return _VALIDATE[verb.name](pool, dict(given), call).prepare()
 
     if verb.stream is not None:
-        from .jobs import StreamJob
-
         return StreamJob(capability, _stream(verb, prepare, call, running, True))
 
     def start(request: Any) -> Job:

@@ -500,7 +500,7 @@ class IterRequest:
 
     def __post_init__(self) -> None:
         self.cutter.begin_with(FIRST_TEXTS)
-        self.kind = self.kind.called(inputs="iterable", texts="iterable")
+        self.kind = self.kind.called(inputs="texts")
 
     def steps(self) -> Steps:
         """Return the generator. Its outputs are the results of texts or batches."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import integer, items_of, nearest, refuse
+from ..checks import integer, items_of, nearest, refuse, surrogate_of
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
@@ -21,7 +21,6 @@ from .sampling import MAX_VOCAB, check_id
 from .steps import Cutter, IterRequest
 from .vectors import MAX_CHARS as MAX_CHARS
 from .vectors import Bar, Kind, VectorPlan, check_choice, plan_of
-from .vectors import surrogate_of as surrogate_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,12 +97,12 @@ def plan(entry: Entry, options: Any) -> Plan:
         WrongCapability: the model is a reranker and the request is for vectors, or the reverse.
     """
     entry = entry.for_task(options.task)
-    if options.adapter is not None and options.adapter in entry.own_adapters():
+    if options.adapter is not None and options.adapter in entry.setup.own_adapters():
         options = _with_instruction(entry, options)
     found = plan_of(entry, options, (options.dimensions, options.normalize, options.truncate, options.parse_special,
                                       getattr(options, "allow_token_ids", True)), _make_plan)
     name = options.adapter if options.adapter is not None else _own_adapter(entry, options)
-    return found if name is None else replace(found, adapter=entry.adapter_id(name))
+    return found if name is None else replace(found, adapter=entry.setup.adapter_id(name))
 
 
 def _own_adapter(entry: Entry, options: Any) -> str | None:
@@ -489,7 +488,7 @@ def _encoded(plan: Plan, texts: list[str]) -> Packed:
 def are_token_ids(inputs: list[Any]) -> bool:
     """Return True if the inputs are lists of token ids and not texts."""
     first = inputs[0] if inputs else None
-    return isinstance(first, list) and bool(first) and not isinstance(first[0], str)
+    return isinstance(first, (list, tuple)) and bool(first) and not isinstance(first[0], str)
 
 
 def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
@@ -640,7 +639,7 @@ def _keyed(error: MpoolError, plan: Plan) -> MpoolError:
 
 def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
     """Return the error for a text that is not Unicode, or has no token or too many; None if it is none of these."""
-    fault = surrogate_of(text, name)
+    fault: MpoolError | None = surrogate_of(text, name)
     if fault is None:
         tokens = plan.tokenizer.count(text, add_special=plan.special_tokens, parse_special=plan.parse_special)
         if not tokens and plan.needs_tokens:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import caller_stacklevel, integer, one_of, real, refuse, shown
+from ..checks import caller_stacklevel, integer, one_of, real, refuse, shown, surrogate_of
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
 from ..host import native_calls
 from ..host.resources import typed
 from ..names import COMPUTE
+from ..tokenizers import pipeline_tokenizers
 from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
 from .options import PLAIN, GenerateImageOptions
 from .streams import TicketStream
 from .text_to_text import errors_with_key
-from .vectors import MAX_CHARS, surrogate_of
+from .vectors import MAX_CHARS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,8 +182,6 @@ def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int
             name: str, truncations: list[str]) -> list[NDArray[np.int32] | None]:
     """Return the token ids for each text encoder, and append a message to ``truncations`` for each truncated prompt.
     The caller issues the warnings: on a tokenizer thread they would not point at the user's code."""
-    from ..tokenizers import pipeline_tokenizers
-
     found: list[NDArray[np.int32] | None] = []
     for encoder, length in zip(inputs, lengths):
         if encoder is None or encoder.folder is None:

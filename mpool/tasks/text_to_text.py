@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import integer, one_of, refuse
+from ..checks import integer, one_of, refuse, surrogate_of
 from ..completions import (
     Choice,
     Chunk,
@@ -32,7 +32,7 @@ from ..runtime.logs import log
 from . import sampling
 from .options import PLAIN
 from .sampling import Sampling
-from .vectors import MAX_CHARS, surrogate_of
+from .vectors import MAX_CHARS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -153,10 +153,8 @@ class Request:
         """Return a tool-call parser for the choice with this index; None if the request has no tools."""
         if self.tools is None:
             return None
-        from ..conversation.tools import make_call_id
-
         seed = b"%b %d %d" % (self.prompt.tobytes(), self.sampling.seed, choice)
-        return self.tools.parser(lambda number: make_call_id(seed, number))
+        return self.tools.parser(seed)
 
 
 class _CallLimits:
@@ -254,12 +252,10 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             if splitter is not None and (format or schema and issubclass(splitter, reasoning.HarmonySplitter)):
                 splitter = reasoning.of_format(splitter, format is not None and format.newline)
         if tools is not None:
-            from ..conversation.tools import constrain, free_format
-
-            format = constrain(tools, tokenizer, entry.key, chosen, splitter, schema, model)
+            format = tools.constrain(tokenizer, entry.key, chosen, splitter, schema, model)
             tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
             if format is None and not tools.single and not chosen.ignore_eos and not chosen.min_tokens:
-                format = free_format(tokenizer)
+                format = tools.free_format(tokenizer)
         left_out += () if format is None else format.left_out
     if left_out:
         tally.add_left_out(left_out)
@@ -269,7 +265,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
     if space < 1:
         raise _overflow(entry, len(ids), most, settings.context_length)
     max_tokens = space if chosen.max_tokens is None else min(chosen.max_tokens, space)
-    adapter = 0 if options.get("adapter") is None else entry.adapter_id(options["adapter"])
+    adapter = 0 if options.get("adapter") is None else entry.setup.adapter_id(options["adapter"])
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, max_tokens, splitter,
                    images, entry.capability == "vision", format, capture, tools, adapter)
 
@@ -338,9 +334,7 @@ def check_options(options: Mapping[str, Any], full: bool = False, tools: ToolOpt
 
         grammar.check_whole(wanted, given, calls)
     if tools is not None and calls and full:
-        from ..conversation.tools import check_schemas
-
-        check_schemas(tools, given)
+        tools.check_schemas(given)
 
 
 def check_prompt(prompt: Any, parse_special: Any) -> None:
@@ -503,7 +497,11 @@ class Reader:
     def _logprobs(self, index: int, start: int, ids: Any, logprobs: Any) -> tuple[TokenLogprob, ...]:
         """Return log probabilities of the given tokens, the first of which has the index ``start``."""
         top = self.ticket.top_logprobs(index, start)
-        text = self.request.entry.token_text
+        tokenizer = self.request.tokenizer
+
+        def text(token: int) -> str:
+            return tokenizer.token_bytes(token).decode(errors="replace")
+
         found = []
         for at, (token, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist())):
             likeliest: tuple[TopLogprob, ...] = ()
@@ -527,10 +525,8 @@ class Reader:
             parser = self.request.parser(index)
             calls: tuple[ToolCall, ...] = ()
             if parser is not None:
-                from ..conversation.tools import parsed_calls
-
                 text, _ = parser.feed(text, True)
-                calls = parsed_calls(parser)
+                calls = parser.results()
             reason, stop = self._end(index, _FINISH[finish] or "cancelled", self.stop(finish, at), parser)
             parsed = None
             if self.request.format is not None and reason == "stop" and stop is None:

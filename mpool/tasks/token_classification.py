@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..checks import integer, refuse
+from ..checks import integer, refuse, surrogate_of
 from ..errors import InvalidArgument, LimitError
 from ..host import native_calls
 from . import outputs
@@ -311,7 +311,7 @@ def _windows(plan: SpanPlan, texts: list[str], start: int) -> SpanPack:
         encoded = tokenizer.encode_spans(texts, plan.parse_special,
                                          room if plan.truncate and plan.stride is None else None)
     except InvalidArgument as error:
-        faults = (embedding.surrogate_of(text, f"texts[{at}]") for at, text in enumerate(texts, start))
+        faults = (surrogate_of(text, f"texts[{at}]") for at, text in enumerate(texts, start))
         found = next((fault for fault in faults if fault is not None), error)
         found.key = found.key or plan.entry.key
         raise found from None

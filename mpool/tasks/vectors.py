@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .. import tenants
-from ..checks import integer, is_same, refuse, shown
+from ..checks import integer, is_same, refuse, shown, surrogate_of
 from ..errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
 from ..host.resources import of_caller
 from ..runtime.logs import log
@@ -147,18 +147,6 @@ def check_prompt(prompt: Any, name: Any) -> None:
     fault = surrogate_of(prompt, "prompt")
     if fault is not None:
         raise fault
-
-
-def surrogate_of(text: str, name: str) -> MpoolError | None:
-    """Return the error for a str that contains an unpaired surrogate and is not Unicode text; None if it is valid."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return InvalidArgument(param=name, allowed="Unicode text",
-                               got=f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
-                                   f"{error.start}",
-                               hint="text.encode('utf-8', 'replace').decode() makes it valid")
-    return None
 
 
 def check_progress(progress: Any) -> Any:

@@ -228,9 +228,9 @@ EMBED = Verb(
     'embed', 'text_embedding', (
         Parameter('inputs', _INPUTS,
               'a text of at most 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
-              'lists or arrays of token ids of this model, which are used unchanged: without prompt, special tokens '
-              'and truncation. The texts of control tokens (``"[SEP]"``, ``"<|im_end|>"``) are plain text, unless '
-              '``parse_special`` is True.'),
+              'lists, tuples or arrays of token ids of this model, which are used unchanged: without prompt, special '
+              'tokens and truncation. The texts of control tokens (``"[SEP]"``, ``"<|im_end|>"``) are plain text, '
+              'unless ``parse_special`` is True.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedOptions, 'NDArray[Any]',
@@ -273,7 +273,7 @@ Source:
 
 EMBED_ITER = Verb(
     'embed_iter', 'text_embedding', (
-        Parameter('iterable', 'Iterable[str]',
+        Parameter('texts', 'Iterable[str]',
               'texts from any iterable, such as a generator, an open text file or a column of a table.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import refuse
+from ..checks import refuse, surrogate_of
 from ..conversation.messages import NamedImage
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..host import native_calls
-from ..images.loading import check_image, convert_image
+from ..images.loading import check_image, convert_image, images_of
 from ..images.tiling import PlaceholderRun, tile_image
 from ..runtime import deadlines as _deadlines
-from .vectors import surrogate_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -228,8 +227,6 @@ def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
     Raises:
         InvalidArgument: there is no image, the prompt is not a text, or the two are in the other order.
     """
-    from ..images.loading import images_of
-
     if not isinstance(prompt, str) or not prompt:
         refuse("prompt", prompt, "a text of at least 1 character")
     fault = surrogate_of(prompt, "prompt")

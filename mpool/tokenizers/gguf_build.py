@@ -14,10 +14,13 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
 from ..errors import FormatError, LimitError
 from ..models.formats.byte_pairs import check_splitting, splits
 from ..models.json_strict import shorten
 from . import limits
+from .charsmap import CharsMap
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable
 from .growth import MAX_QUICK_TOKEN, Growth, longest_string
 from .patterns import Cost, cost
@@ -92,8 +95,6 @@ def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] 
 
 
 def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
-    from tokenizers import Tokenizer, models, normalizers
-
     pre = vocab.pre
     assert pre is not None
     merges = vocab.merges()
@@ -148,8 +149,6 @@ def newline_joiner(vocab: GGUFVocab, built: tokenizers.Tokenizer) -> Callable[[S
 
 def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
     """Return the pre-tokenizer that splits a text into the words for byte-pair encoding."""
-    from tokenizers import Regex, pre_tokenizers
-
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     if pre.byte_level:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
@@ -180,8 +179,6 @@ def _bad_merge(vocab: GGUFVocab, merges: list[tuple[str, str]], error: Exception
 
 
 def _spm(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
-    from tokenizers import Tokenizer, models, normalizers
-
     model = models.BPE(vocab=dict(zip(names, range(len(names)))), merges=score_merges(vocab), byte_fallback=True,
                        fuse_unk=True, unk_token=_unk_name(vocab, names))
     tokenizer = Tokenizer(model)
@@ -202,9 +199,6 @@ def score_merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
 
 
 def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, Callable[[str], str]]:
-    from tokenizers import Tokenizer, models
-
-    from .charsmap import CharsMap
 
     scores = [0.0 if kind in (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN) else score
               for kind, score in zip(vocab.types, vocab.scores)]
@@ -251,8 +245,6 @@ class _UnigramText:
 
 
 def _wordpiece(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-
     # GGUF marks the start of a word ("▁word", "ing"), HF marks its continuation ("word", "##ing").
     texts = []
     for token, (name, kind) in enumerate(zip(names, vocab.types)):
@@ -280,8 +272,6 @@ def _unk_name(vocab: GGUFVocab, names: list[str]) -> str | None:
 
 
 def _add_user_defined(tokenizer: tokenizers.Tokenizer, vocab: GGUFVocab) -> None:
-    from tokenizers import AddedToken
-
     tokens = vocab.user_defined
     if tokens:
         tokenizer.add_tokens([AddedToken(vocab.texts[token], normalized=False, special=False,

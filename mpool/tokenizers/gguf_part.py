@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tokenizers import Tokenizer, models
+
+from .gguf_build import word_splitter
 from .gguf_vocab import GGUFVocab
 from .native import call
 
@@ -30,8 +33,6 @@ class PartialTokenizers:
     """Builds tokenizers for given texts. Thread-safe."""
 
     def __init__(self, vocab: GGUFVocab, bpe: _core.Bpe) -> None:
-        from .gguf_build import word_splitter
-
         assert vocab.pre is not None
         self._bpe, self._ignore_merges = bpe, vocab.pre.ignore_merges
         self._splitter = word_splitter(vocab.pre)
@@ -52,8 +53,6 @@ class PartialTokenizers:
 
     def tokenizer(self, texts: Sequence[str]) -> tokenizers.Tokenizer | None:
         """Build a tokenizer that encodes these texts like the whole one; None if they need the whole one."""
-        from tokenizers import Tokenizer, models
-
         if sum(map(len, texts)) > MAX_CHARS:
             return None
         # HF finds user-defined tokens before it splits words, so the words below would be wrong

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import FormatError, LimitError
 from ..models.json_strict import shorten
-from . import limits
+from . import charsmap, limits
 from .patterns import Cost, cost
 from .specials import check_sizes
 
@@ -351,8 +351,6 @@ class _Walk:
 
     def _longest_replacement(self, place: str, encoded: Any) -> int:
         """Check a precompiled character map. Returns the length of its longest replacement, in bytes."""
-        from . import charsmap
-
         field = f"{place}.precompiled_charsmap"
         try:
             blob = base64.b64decode(encoded if isinstance(encoded, str) else "?", validate=True)

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers.decoders import WordPiece
 
 from ..errors import FileError, FormatError, LimitError
 from ..models.files import open_regular
@@ -17,7 +20,7 @@ from ..models.json_strict import shorten
 from ..models.layout import RANKS_NAME
 from ..models.spec import TokenTable
 from ..models.tokenizer_classes import byte_level_settings, normalizer_settings
-from . import growth, limits, older_files
+from . import growth, limits, older_files, tiktoken_file
 from .native import Native, Spans, call
 from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
 from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
@@ -266,7 +269,6 @@ class JSONTokenizer(Tokenizer):
     def join_tokens(self, tokens: Sequence[str]) -> str:
         decoder = self._hf.decoder
         if decoder is None and self.marks_subwords:  # BERT's classes in transformers add it
-            from tokenizers.decoders import WordPiece
 
             decoder = WordPiece(prefix=self._hf.model.continuing_subword_prefix)
         return " ".join(tokens) if decoder is None else call(decoder.decode, list(tokens))
@@ -280,7 +282,6 @@ class JSONTokenizer(Tokenizer):
             return list(self._native.encode([text])[0])
         marked = self._marked.get(mark)
         if marked is None:
-            from tokenizers import AddedToken
             token = AddedToken(mark, normalized=False, special=True)
             marked = self._marked[mark] = self._native.variant(lambda copy: copy.add_special_tokens([token]))
         drop = marked.hf.token_to_id(mark)
@@ -362,7 +363,6 @@ def _load_other(path: str, config: Mapping[str, Any]) -> Native | None:
         return wrap_older(older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END))
     if name != RANKS_NAME:
         return None
-    from . import tiktoken_file
 
     return Native(tiktoken_file.build(path), tiktoken_file.GROWTH)
 
@@ -393,8 +393,6 @@ def load(path: str, config: Mapping[str, Any] | None = None) -> Native:
         LimitError: the file is too large, or a step makes texts longer than the limits allow.
         FileError: the file cannot be read.
     """
-    from tokenizers import Tokenizer as HFTokenizer
-
     fd, size = open_regular(path)
     try:
         with os.fdopen(fd, "rb") as stream:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from tokenizers import Tokenizer
+
 from ..errors import InvalidArgument, LimitError, Unsupported
 from ..host.address_space import require_if_limited
 from . import limits
@@ -98,8 +100,6 @@ class Native:
 
     def variant(self, change: Callable[[tokenizers.Tokenizer], object]) -> Native:
         """Return a changed copy of the tokenizer with the same bounds."""
-        from tokenizers import Tokenizer
-
         copy = Tokenizer.from_str(self.hf.to_str())
         change(copy)
         return Native(copy, self._growth)
@@ -174,7 +174,7 @@ class Native:
 
     def _in_process(self, texts: Sequence[str], add_special: bool, places: bool) -> list[Spans]:
         """Encode texts in a process of its own. Without ``places``, the offsets are empty."""
-        from .isolated import IsolatedTokenizer
+        from .isolated import IsolatedTokenizer  # child processes, which few tokenizers need
 
         if self._isolated is None:
             self._isolated = IsolatedTokenizer(self.hf.to_str(), self.hf.encode_special_tokens)

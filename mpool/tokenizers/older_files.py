@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
 from ..errors import FormatError, LimitError
 from ..models import json_strict
 from ..models.fields import Fields
@@ -77,8 +79,6 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[st
         FormatError: a file is malformed, a token would not get its stated id, or a special token has no id.
         LimitError: the tokens have more characters than :mod:`mpool.tokenizers.limits` allows.
     """
-    from tokenizers import AddedToken
-
     config, special = fields_of(folder, CONFIG), fields_of(folder, _SPECIAL)
     named = {*known, *(_text_of(fields, key) for fields in (config, special)
                        for key in fields if key.endswith("_token"))}
@@ -133,8 +133,6 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
         LimitError: a file has more lines or tokens than :mod:`mpool.tokenizers.limits` allows.
         FileError: a file cannot be read.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-
     path = os.path.join(folder, "vocab.json")
     vocab: Any = json_strict.loads(read_small(path, limits.max_tokenizer_json_bytes), file=path,
                                    max_bytes=limits.max_tokenizer_json_bytes,
@@ -187,8 +185,6 @@ def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
         LimitError: a file has more lines or tokens than :mod:`mpool.tokenizers.limits` allows.
         FileError: a file cannot be read.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-
     vocab = {line: at for at, line in enumerate(_lines(path))}
     names = {name: str(config.get(name) or default) for name, default in _BERT.items()}
     for name in ("unk_token", "cls_token", "sep_token"):

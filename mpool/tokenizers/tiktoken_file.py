@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
 from ..models.formats import tiktoken_ranks
 from .gguf_build import without_gc, word_splitter
 from .growth import Growth
@@ -31,8 +33,6 @@ def build(path: str) -> tokenizers.Tokenizer:
     Raises:
         FormatError, LimitError, FileError: as :func:`mpool.models.formats.tiktoken_ranks.read`.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models
-
     ranks = tiktoken_ranks.read(path, fields_of(os.path.dirname(path), CONFIG))
     check_sizes((text for text, _ in ranks.special), (text for text, special in ranks.special if special),
                 file=os.path.join(os.path.dirname(path), CONFIG), field="added_tokens_decoder")

@@ -168,6 +168,11 @@ class Tokenizer:
         """Return the text of ``token`` in the vocabulary: ``"Ġthe"``, ``"<|im_end|>"``."""
         raise NotImplementedError
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that ``token`` adds to a text, which may be part of a UTF-8 character."""
+        table = self.token_table()
+        return bytes(table.data[table.offsets[token]:table.offsets[token + 1]])
+
     def token_id(self, text: str) -> int | None:
         """Return the id of the token with exactly this text in the vocabulary, or None."""
         raise NotImplementedError

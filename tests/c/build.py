@@ -9,8 +9,6 @@ A file is recompiled only if it, a header that it includes or the flags changed.
 (default ``build/c``): ``<out>/<variant>/runner`` and its objects.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import fcntl

@@ -10,8 +10,6 @@ Prints one line per violation, ``file:line: problem``, and exits with code 1 if 
 from ``words.toml``.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import concurrent.futures
@@ -56,6 +54,13 @@ MAY_INCLUDE: dict[str, set[str]] = {
 }
 # Folders that may also include the schemas of requests, which are tables of macros without code.
 READ_SCHEMAS = ("models", "isolation", "python")
+# Files of registry/ from the bottom up: the functions of each call only functions of itself and of files before it. A
+# function that is passed as a pointer (the job of a worker's thread, a handler of events) is not called there.
+REGISTRY_ORDER = """
+    events forecast governor cpu_allocator maintenance services state_machine chaos notifier
+    entry worker request faults dispatch ends launch submit caller load improve serve leave evict remove sweep describe
+    upkeep audit registry_all registry_fork fork keys registry
+""".split()
 OPENBLAS_FILE = "kernels/blas.c"
 # Keys of tables that requests share: other files of models/ take them from these, so no key lacks the tenant.
 KEY_FILES = ("models/cache_key.h", "models/cache_key.c")
@@ -158,6 +163,7 @@ def check_sources(root: Path, report: Report) -> int:
                 for match in words.finditer(line):
                     report.add(path, number, f"the registry must not name a model, got `{match.group(1)}`")
         check_size(path, raw, report)
+    check_order(csrc / "registry", REGISTRY_ORDER, report)
     for path in sorted((*root.glob("tests/**/*.c"), *root.glob("tests/**/*.h"), *root.glob("tests/**/*.py"),
                         *root.glob("mpool/**/*.py"), root / "setup.py")):
         if path.exists():
@@ -187,6 +193,21 @@ def check_include(csrc: Path, path: Path, folder: str, number: int, line: str, r
         return
     if other != folder and other not in MAY_INCLUDE[folder]:
         report.add(path, number, f'{folder} may not include {other} ("{target}"): only lower tiers')
+
+
+def check_order(folder: Path, order: list[str], report: Report) -> None:
+    """Check that the functions of each C file of a folder call only those of files that come before it in `order`."""
+    code = {path: without_comments(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.c"))}
+    defined = {match.group(1): order.index(path.stem) for path, text in code.items() if path.stem in order
+               for match in re.finditer(r"^(?!static\b)\w[\w *]*?\b(mp_\w+)\([^;{}]*\)\s*\{", text, re.MULTILINE)}
+    for path, text in code.items():
+        if path.stem not in order:
+            report.add(path, 1, f"the file has no place in the order of {folder.name}/")
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            for name in re.findall(r"\b(mp_\w+)\(", line):
+                if defined.get(name, 0) > order.index(path.stem):
+                    report.add(path, number, f"{path.name} may not call {name}: {order[defined[name]]}.c is above it")
 
 
 def check_size(path: Path, text: str, report: Report) -> None:

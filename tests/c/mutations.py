@@ -11,8 +11,6 @@ Rows with number 0 plant no bug: they insert ``POINT`` where another thread may 
 point (sim_atomic.h).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -41,16 +39,16 @@ class MutationError(Exception):
     """A row does not match the sources."""
 
 
-_T = "registry/request.c"
-_M, _C, _E = "registry/maintenance.c", "registry/cpu_allocator.c", "registry/entry.c"
+_T = "registry/caller.c"
+_M, _C, _E = "registry/maintenance.c", "registry/cpu_allocator.c", "registry/remove.c"
 _D, _X, _S = "registry/dispatch.c", "registry/ends.c", "registry/serve.c"
-_L, _G = "registry/leaving.c", "registry/governor.c"
+_L, _G = "registry/launch.c", "registry/governor.c"
 _W, _P = "registry/sweep.c", "registry/worker.c"
-_Q, _K = "registry/pool/queue.c", "registry/breaker.c"
+_Q, _K = "registry/pool/queue.c", "registry/faults.c"
 
 MUTATIONS = [
     Mutation(103, _T, "mp_ticket_cancel", "no request is cancelled",
-             "!is_orphan(ticket)", "!is_orphan(ticket) && !BUG", "calls", FEW),
+             "!mp_ticket_is_orphan(ticket)", "!mp_ticket_is_orphan(ticket) && !BUG", "calls", FEW),
     Mutation(115, _T, "ticket_park", "the progress that a waiter waits for is not published",
              "if (seen + 1 < ticket->wait_at)", "if (!BUG && seen + 1 < ticket->wait_at)", "streams", FEW),
     Mutation(144, _M, "mp_maintenance_at", "the thread sleeps on", "else if (maintenance->running)",
@@ -62,13 +60,13 @@ MUTATIONS = [
     Mutation(207, _E, "mp_entry_quit", "queued requests are forgotten when the registry closes",
              "mp_ticket *list = mp_entry_take_queue(entry);",
              "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "shutdown", SOME),
-    Mutation(221, _E, "mp_entry_load", "a model that is to be pinned is evicted before it is",
+    Mutation(221, "registry/load.c", "mp_entry_load", "a model that is to be pinned is evicted before it is",
              "entry->pinned |= pin;", "entry->pinned |= pin && !BUG;", "evictions", SOME),
-    Mutation(222, _E, "mp_entry_value", "a model whose workers are becoming idle counts as busy",
+    Mutation(222, "registry/evict.c", "mp_entry_value", "a model whose workers are becoming idle counts as busy",
              "(soon && !idle)", "(soon && !idle && !BUG)", "reclaim", SOME),
     Mutation(228, _E, "find_abandonable", "a worker is abandoned while its CPUs are in transit",
              "&& !worker->moving", "&& (BUG || !worker->moving)", "cut", MANY),
-    Mutation(180, _X, "mp_entry_fault", "a request of several steps has no retry", "!refused &&",
+    Mutation(180, _K, "mp_faults_step", "a request of several steps has no retry", "!refused &&",
              "!refused && !(BUG && atomic_load(&ticket->progress)) &&", "crashes", SOME),
     Mutation(225, _D, "mp_dispatch_choose", "the more loaded of two workers is chosen",
              "return at_first < at_second ? live[first] : live[second];",
@@ -84,7 +82,7 @@ MUTATIONS = [
     Mutation(243, _L, "mp_entry_finalize", "a thread that waits for the end is not notified",
              "mp_cond_broadcast(&entry->changed);",
              "if (!BUG) mp_cond_broadcast(&entry->changed);", "swaps", SOME),
-    Mutation(261, _P, "mp_worker_abandon", "the CPUs of an abandoned worker are lost", "if (threads)",
+    Mutation(261, "registry/leave.c", "mp_worker_abandon", "the CPUs of an abandoned worker are lost", "if (threads)",
              "if (threads && !BUG)", "stuck", SOME),
     Mutation(265, _P, "mp_watch_check", "a jump of the clock abandons a worker", "if (passed > limit_ns / 2)",
              "if (passed > limit_ns / 2 && !BUG)", "jumps", SOME),
@@ -108,8 +106,8 @@ MUTATIONS = [
     Mutation(361, _S, "fail_item", "the progress of a request that can continue is lost",
              "if (ticket->item.request->resumable) {",
              "if (ticket->item.request->resumable && !BUG) {", "lost", FEW),
-    Mutation(371, _X, "mp_entry_fault", "external kills open the breaker", "if (!external_kill && !ticket->had_fault",
-             "if ((!external_kill || BUG) && !ticket->had_fault", "kills", SOME),
+    Mutation(371, _K, "mp_faults_step", "external kills open the breaker", "if (!external_kill && !faults->had_fault",
+             "if ((!external_kill || BUG) && !faults->had_fault", "kills", SOME),
     # --- points
     Mutation(0, "base/alloc.c", "take_free", "between check and update", "uint64_t limit =",
              "POINT; uint64_t limit ="),

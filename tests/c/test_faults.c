@@ -13,7 +13,7 @@
 #include "base/cpu.h"
 #include "base/sys.h"
 #include "mp_test.h"
-#include "registry/breaker.h"
+#include "registry/faults.h"
 #include "registry/governor.h"
 #include "registry/histogram.h"
 #include "registry/maintenance.h"

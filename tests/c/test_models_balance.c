@@ -12,6 +12,7 @@ typedef struct balanced {
     mp_decoder model;
     mp_decoder_layer layers[3];
     mp_mixer mixers[3]; /* one of each layer */
+    mp_attention_shape shape;
     int group;
     float q_rows[MAX_HEADS * DIM][HIDDEN], k_rows[MAX_HEADS * DIM][HIDDEN]; /* the projections */
     float bias[3 * MAX_HEADS * DIM], norm[HIDDEN], q_norm[DIM], k_norm[DIM];
@@ -22,10 +23,13 @@ static void make(balanced *b, int kv, int queries) {
     memset(b, 0, sizeof *b);
     MP_CHECK(kv * queries <= MAX_HEADS);
     b->group = queries;
-    b->model = (mp_decoder){.hidden = HIDDEN, .heads = kv * queries, .kv_heads = kv, .groups = kv, .head_dim = DIM,
-                            .value_dim = DIM, .layer_count = 1, .layers = b->layers, .rope = {{.dim = DIM}}};
+    b->shape = (mp_attention_shape){.heads = kv * queries, .kv_heads = kv, .groups = kv, .head_dim = DIM,
+                                    .value_dim = DIM};
+    b->model = (mp_decoder){.hidden = HIDDEN, .layer_count = 1, .layers = b->layers, .rope = {{.dim = DIM}}};
     for (int i = 0; i < 3; i++) {
         b->mixers[i].ops = &mp_mixer_attention;
+        b->mixers[i].attention.shape = &b->shape;
+        b->mixers[i].attention.store = i;
         b->layers[i].count = b->layers[i].sublayer[0].mixers = 1;
         b->layers[i].sublayer[0].mixer[0] = &b->mixers[i];
     }
@@ -34,7 +38,7 @@ static void make(balanced *b, int kv, int queries) {
 
 static void set_biases(balanced *b) { b->mixers[0].attention.qkv.bias = b->bias; }
 static float *q_bias(balanced *b, int head) { return b->bias + head * DIM; }
-static float *k_bias(balanced *b, int head) { return b->bias + (b->model.heads + head) * DIM; }
+static float *k_bias(balanced *b, int head) { return b->bias + (b->shape.heads + head) * DIM; }
 
 static void set_norms(balanced *b) {
     b->mixers[0].attention.q_norm = (mp_norm){.weight = b->q_norm, .n = DIM, .root = true};
@@ -57,12 +61,12 @@ static void compute(balanced *b, const int *pairs, float (*factors)[DIM]) {
     mp_error error;
     mp_linear *qkv = &b->mixers[0].attention.qkv;
     qkv->parts = 2;
-    pack(&qkv->w[0], b->q_rows, b->model.heads * DIM);
-    pack(&qkv->w[1], b->k_rows, b->model.kv_heads * DIM);
+    pack(&qkv->w[0], b->q_rows, b->shape.heads * DIM);
+    pack(&qkv->w[1], b->k_rows, b->shape.kv_heads * DIM);
     MP_CHECK_OK(mp_decoder_balance(&b->model, &error), &error);
     MP_CHECK(b->mixers[0].attention.balance);
-    memcpy(factors, b->mixers[0].attention.balance, (size_t)b->model.kv_heads * sizeof *factors);
-    for (int h = 0; h < b->model.kv_heads; h++)
+    memcpy(factors, b->mixers[0].attention.balance, (size_t)b->shape.kv_heads * sizeof *factors);
+    for (int h = 0; h < b->shape.kv_heads; h++)
         for (int i = 0; i < DIM; i++) {
             MP_CHECK(factors[h][i] >= 1.0f / LIMIT && factors[h][i] <= LIMIT); /* NaN fails */
             MP_CHECK(!pairs || memcmp(&factors[h][i], &factors[h][pairs[i]], sizeof(float)) == 0);
@@ -156,7 +160,7 @@ static void rotate(const balanced *b, int64_t position, float *x) {
     static const mp_norm none;
     float angles[DIM];
     mp_rope_row(rope, position, angles);
-    mp_attention_place(&none, b->mixers[0].attention.rope < 0 ? NULL : rope, angles, b->model.rotated_from, 1, DIM, x);
+    mp_attention_place(&none, b->mixers[0].attention.rope < 0 ? NULL : rope, angles, b->shape.rotated_from, 1, DIM, x);
 }
 
 /* The components that a rotation mixes share a factor, from the mean square of both. So factors commute with the
@@ -172,7 +176,7 @@ MP_TEST(models_balance_of_rotary_pairs) {
             mp_error error;
             const int *pairs = rotations[r].pairs;
             make(&b, 1, 1);
-            b.model.rotated_from = rotations[r].from;
+            b.shape.rotated_from = rotations[r].from;
             b.mixers[0].attention.rope = rotations[r].rope;
             const mp_rope like = {.dim = rotations[r].dim, .neox = rotations[r].neox};
             MP_CHECK_OK(mp_rope_init_plain(&b.model.rope[0], &like, 100, &error), &error);
@@ -264,4 +268,22 @@ MP_TEST(models_balance_of_hostile_rows) {
                 MP_CHECK_INT(factors[1][i] == 1, 1);
             }
         }
+}
+
+/* A mixer that reads the keys of another one multiplies its queries by the factors of those keys. */
+MP_TEST(models_balance_of_readers) {
+    static balanced b;
+    mp_error error;
+    make(&b, 2, 2);
+    b.model.layer_count = 3;
+    for (int i = 0; i < DIM; i++)
+        b.k_norm[i] = b.q_norm[i] = (float)(1 + i);
+    set_norms(&b);
+    b.mixers[2].attention.store = 0;
+    b.mixers[2].attention.reads_only = true;
+    b.mixers[2].attention.k_norm = b.mixers[0].attention.k_norm;
+    MP_CHECK_OK(mp_decoder_balance(&b.model, &error), &error);
+    MP_CHECK(b.mixers[0].attention.balance && !b.mixers[1].attention.balance);
+    MP_CHECK(b.mixers[2].attention.balance == b.mixers[0].attention.balance);
+    mp_free(b.model.balance);
 }

@@ -3,6 +3,7 @@
 #include "base/sanitize.h"
 #include "model_fixture.h"
 #include "recorded_fixture.h"
+#include "stores_fixture.h"
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
 
@@ -144,12 +145,15 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     }
 }
 
-static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int count, mp_compute compute, int most) {
+static void check_contract_of(const tiny_kind *kind, void (*recompose)(tiny_model *), const mp_dtype *types, int count,
+                              mp_compute compute, int most) {
     uint64_t expected[ITEMS], again[ITEMS];
     oracle known = {0};
     for (int threads = 1; threads <= most; threads++) {
         tiny_model tiny;
         tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, threads);
+        if (recompose)
+            recompose(&tiny);
         if (threads % 2)
             run_alone(&tiny, ITEMS, threads == 1 ? expected : again, &known);
         if (MP_SANITIZED && threads < most) { /* the schedules of more threads use the same memory */
@@ -169,15 +173,15 @@ static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int 
 }
 
 static void check_contract(const mp_dtype *types, int count, mp_compute compute) {
-    check_contract_of(&(tiny_kind){.arch = "llama"}, types, count, compute, MP_SANITIZED ? 2 : 4);
+    check_contract_of(&(tiny_kind){.arch = "llama"}, NULL, types, count, compute, MP_SANITIZED ? 2 : 4);
 }
 
 /* Check one kind of model with quantised weights and, unless in a sanitizer build, with float32. */
 static void check_kind(const tiny_kind *kind) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K}, floats[] = {MP_F32};
-    check_contract_of(kind, quantised, 3, MP_COMPUTE_AUTO, 2);
+    check_contract_of(kind, NULL, quantised, 3, MP_COMPUTE_AUTO, 2);
     if (!MP_SANITIZED)
-        check_contract_of(kind, floats, 1, MP_COMPUTE_F32, 2);
+        check_contract_of(kind, NULL, floats, 1, MP_COMPUTE_F32, 2);
 }
 
 /* Keys and values in bytes: plain heads, windows and sinks, softcaps, and latents (nine groups in a key). */
@@ -332,6 +336,14 @@ MP_TEST_SECONDS(models_residual_scale_covers_biases, 60) {
 MP_TEST_SECONDS(models_contract_window_short, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 3}); }
 MP_TEST_SECONDS(models_contract_window, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 70}); }
 MP_TEST_SECONDS(models_contract_window_long, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 131}); }
+
+/* Attention with different heads, widths and windows, and with shared keys and values. */
+MP_TEST_SECONDS(models_contract_stores, 300) {
+    static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};
+    tiny_weights = "packed"; /* blocks share matrices: none may be packed later */
+    check_contract_of(&(tiny_kind){.arch = "llama"}, tiny_mix_stores, quantised, 3, MP_COMPUTE_AUTO, 2);
+    tiny_weights = NULL;
+}
 
 MP_TEST_SECONDS(models_contract_quantised, 120) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_1, MP_Q4_0, MP_Q5_0, MP_Q4_K, MP_Q6_K, MP_Q5_1, MP_Q5_K};

@@ -261,7 +261,7 @@ MP_TEST(models_decoder_pads_small_heads) {
     tiny_model tiny;
     tiny_load(&tiny, spec, MP_COMPUTE_AUTO, 1);
     const mp_decoder *model = (const mp_decoder *)tiny.model;
-    MP_CHECK(model->value_dim == 8 && model->kv.v_dim == 16 && model->kv.dtype == MP_I16);
+    MP_CHECK(model->shapes[0].value_dim == 8 && model->stores[0].v_dim == 16 && model->kv.dtype == MP_I16);
     for (int i = 0; i < 2; i++) {
         tiny_job job;
         tiny_job_make(&tiny, &job, &args, 0);

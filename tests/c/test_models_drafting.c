@@ -310,7 +310,7 @@ MP_TEST(models_drafting_gives_way_to_requests) {
         tiny_job_make(&tiny, &second, &args, 0);
         if (rows)
             tiny_job_admit(&tiny, &second);
-        tiny.budget.limit = tiny.budget.used + (rows ? engine->cache.kv.block_bytes : 0);
+        tiny.budget.limit = tiny.budget.used + (rows ? mp_prefix_block_bytes(&engine->cache) : 0);
         if (!rows)
             MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &second.item, &error), &error);
         const uint64_t before = tiny.engine->work.rows;

@@ -12,13 +12,14 @@ static uint64_t count_random(void) { return (uint64_t)++random_calls; }
 
 MP_TEST(models_hash_keys_are_random) {
 #ifdef MP_SEAM
-    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
+    mp_kv_store store = {.heads = 1, .k_dim = 16, .v_dim = 16};
+    const mp_kv_layout layout = mp_kv_lay_out(&store, 1, MP_I16);
     mp_budget budget = {.limit = UINT64_MAX};
     mp_prefix_cache cache;
     mp_recent recent;
     mp_error error;
     mp_sys_table.random = count_random;
-    mp_prefix_init(&cache, &group, &budget, 25);
+    mp_prefix_init(&cache, &layout, &budget, 25);
     MP_CHECK_INT(random_calls, 2);
     MP_CHECK_OK(mp_recent_init(&recent, &budget, &error), &error);
     MP_CHECK_INT(random_calls, 4);
@@ -33,13 +34,14 @@ MP_TEST(models_hash_keys_are_random) {
 MP_TEST(models_hash_keys_of_prefixes) {
     enum { KEYS = 5 };
     static int32_t tokens[2][MP_KV_BLOCK];
-    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
+    mp_kv_store store = {.heads = 1, .k_dim = 16, .v_dim = 16};
+    const mp_kv_layout layout = mp_kv_lay_out(&store, 1, MP_I16);
     mp_budget budget = {.limit = UINT64_MAX};
     mp_prefix_cache cache;
     mp_error error;
     uint64_t keys[KEYS];
     uint32_t ids[2], found;
-    mp_prefix_init(&cache, &group, &budget, 25);
+    mp_prefix_init(&cache, &layout, &budget, 25);
     tokens[1][MP_KV_BLOCK - 1] = 1;
     for (int i = 0; i < 3; i++) { /* two tenants, and another last token */
         mp_prefix_chain chain = mp_prefix_begin(&cache, (mp_cache_scope){i == 1, false});

@@ -104,26 +104,29 @@ MP_TEST_SECONDS(models_kv_arena_random_use, 60) {
 /* ---- the prefix cache on regions --------------------------------------------------------------------------------- */
 
 /* Blocks of 136 KiB, and window parts of 136 KiB: 15 of each in a region. */
-static const mp_kv_group group = {.layers = 8, .window_layers = 8, .window = 64, .heads = 2, .k_dim = 32, .v_dim = 32,
-                                  .dtype = MP_I16};
+static mp_kv_layout wide_layout(void) {
+    static mp_kv_store stores[] = {{.heads = 16, .k_dim = 32, .v_dim = 32},
+                                   {.heads = 16, .k_dim = 32, .v_dim = 32, .window = 64}};
+    return mp_kv_lay_out(stores, 2, MP_I16);
+}
 
 static void check_cache(const mp_prefix_cache *cache, const mp_budget *budget) {
     const mp_kv_cache *kv = &cache->kv;
-    uint32_t blocks = 0, windows = kv->spare_count, used[2] = {0};
-    for (uint32_t id = 0; id < kv->blocks; id++) {
-        blocks += kv->memory[id] != NULL;
-        windows += kv->window_memory[id] != NULL;
-    }
-    const mp_kv_arena *arenas[] = {&kv->block_arena, &kv->window_arena};
-    for (int a = 0; a < 2; a++)
-        for (uint32_t i = 0; i < arenas[a]->count; i++) {
-            MP_CHECK(arenas[a]->regions[i].used > 0);
-            used[a] += arenas[a]->regions[i].used;
+    uint64_t regions = 0;
+    for (int p = 0; p < kv->layout.parts; p++) {
+        const mp_kv_part *part = &kv->part[p];
+        uint32_t slots = 0, used = part->spare_count;
+        for (uint32_t id = 0; id < kv->blocks; id++)
+            used += part->memory[id] != NULL;
+        for (uint32_t i = 0; i < part->arena.count; i++) {
+            MP_CHECK(part->arena.regions[i].used > 0);
+            slots += part->arena.regions[i].used;
         }
-    MP_CHECK_INT(used[0], blocks);
-    MP_CHECK_INT(used[1], windows);
+        MP_CHECK_INT(slots, used);
+        regions += part->arena.count;
+    }
     MP_CHECK_INT(budget->used, mp_kv_charged(kv));
-    MP_CHECK_INT(budget->used, (kv->block_arena.count + kv->window_arena.count) * (uint64_t)(2 << 20));
+    MP_CHECK_INT(budget->used, regions * (uint64_t)(2 << 20));
 }
 
 /* Every block and every window part that a cache hands out is zero, whatever its memory held before. */
@@ -133,17 +136,18 @@ MP_TEST(models_kv_cache_blocks_are_zero) {
     mp_kv_cache cache;
     mp_error error;
     uint32_t ids[BLOCKS];
-    mp_kv_init(&cache, &group, &budget);
+    const mp_kv_layout layout = wide_layout();
+    mp_kv_init(&cache, &layout, &budget);
     for (int round = 0; round < 4; round++) {
         for (int i = 0; i < BLOCKS; i++) {
             MP_CHECK_OK(mp_kv_take(&cache, &ids[i], &error), &error);
-            MP_CHECK(is_zero(cache.memory[ids[i]], cache.block_bytes));
-            MP_CHECK(is_zero(cache.window_memory[ids[i]], cache.window_bytes));
-            memset(cache.memory[ids[i]], 0xff, cache.block_bytes);
-            memset(cache.window_memory[ids[i]], 0xff, cache.window_bytes);
+            for (int p = 0; p < layout.parts; p++) {
+                MP_CHECK(is_zero(cache.part[p].memory[ids[i]], layout.bytes[p]));
+                memset(cache.part[p].memory[ids[i]], 0xff, layout.bytes[p]);
+            }
         }
         for (int i = 0; i < BLOCKS; i++) {
-            cache.window_references[ids[i]] = 0;
+            cache.part[1].references[ids[i]] = 0;
             if (i != 7 || round == 3)
                 mp_kv_give(&cache, ids[i]);
         }
@@ -151,7 +155,7 @@ MP_TEST(models_kv_cache_blocks_are_zero) {
             while (mp_kv_release(&cache))
                 continue;
     }
-    cache.window_references[ids[7]] = 0;
+    cache.part[1].references[ids[7]] = 0;
     mp_kv_deinit(&cache);
 }
 
@@ -168,15 +172,16 @@ MP_TEST_SECONDS(models_kv_arena_under_a_prefix_cache, 60) {
         uint32_t ids[DEEP];
     } held[HELD] = {0};
     int refused = 0, trims = 0, taken = 0;
-    mp_prefix_init(&cache, &group, &budget, 100);
-    MP_CHECK_INT(cache.kv.block_arena.slots, 15);
-    MP_CHECK_INT(cache.kv.window_arena.slots, 15);
+    const mp_kv_layout layout = wide_layout();
+    mp_prefix_init(&cache, &layout, &budget, 100);
+    MP_CHECK_INT(cache.kv.part[0].arena.slots, 15);
+    MP_CHECK_INT(cache.kv.part[1].arena.slots, 15);
     for (int step = 0; step < STEPS; step++) {
         const int at = (int)(mp_test_random_u64(&random) % HELD);
         if (held[at].n > 0) {
             while (held[at].n > 0) {
                 held[at].n--;
-                mp_prefix_unref_window(&cache, held[at].ids[held[at].n]);
+                mp_prefix_unref_part(&cache, 1, held[at].ids[held[at].n]);
                 mp_prefix_unref_block(&cache, held[at].ids[held[at].n]);
             }
         } else {
@@ -188,7 +193,7 @@ MP_TEST_SECONDS(models_kv_arena_under_a_prefix_cache, 60) {
                 const mp_status status = mp_prefix_take(&cache, &id, &error);
                 if (status != MP_OK) {
                     MP_CHECK_STATUS(status, MP_MEMORY_EXHAUSTED, &error);
-                    MP_CHECK_INT(cache.idle, 0); /* everything idle was evicted before the refusal */
+                    MP_CHECK_INT(cache.idle[0].count, 0); /* everything idle was evicted before the refusal */
                     refused++;
                     break;
                 }
@@ -201,12 +206,12 @@ MP_TEST_SECONDS(models_kv_arena_under_a_prefix_cache, 60) {
             mp_prefix_trim(&cache);
             trims++;
             for (uint32_t id = 0; id < cache.kv.blocks; id++)
-                MP_CHECK((cache.kv.memory[id] != NULL) == (cache.kv.references[id] > 0));
+                MP_CHECK(mp_kv_has(&cache.kv, 0, id) == (cache.kv.references[id] > 0));
         }
         if (mp_test_random_u64(&random) % 40 == 0) {
             const uint64_t before = budget.used, bytes = mp_prefix_shrink(&cache, 1 + (3 << 20));
             MP_CHECK_INT(before - budget.used, bytes);
-            MP_CHECK(bytes >= 1 + (3 << 20) || cache.idle + cache.kv.free_count == 0);
+            MP_CHECK(bytes >= 1 + (3 << 20) || cache.idle[0].count + cache.kv.part[0].spare_count == 0);
         }
         check_cache(&cache, &budget);
     }

@@ -187,7 +187,7 @@ static void run(const latents *of, int threads, int groups, seen *out) {
                                .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = GREEDY,
                                             .ignore_eos = true}};
     tiny_load(&tiny, make_spec(of), MP_COMPUTE_F32, threads);
-    MP_CHECK_INT(((const mp_decoder *)tiny.model)->groups, groups);
+    MP_CHECK_INT(((const mp_decoder *)tiny.model)->shapes[0].groups, groups);
     tiny_job_make(&tiny, &job, &args, 0);
     tiny_job_admit(&tiny, &job);
     tiny_job_finish(&tiny, &job);

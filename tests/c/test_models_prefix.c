@@ -12,15 +12,17 @@ enum { PROMPT = 200, ANSWER = 20 };
 
 typedef struct bench {
     mp_budget budget;
+    mp_kv_store store;
     mp_prefix_cache cache;
     int32_t tokens[8 * MP_KV_BLOCK];
 } bench;
 
 static void set_up(bench *b, uint32_t percent) {
-    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
     mp_test_random random = {5};
     *b = (bench){.budget = {.limit = UINT64_MAX}};
-    mp_prefix_init(&b->cache, &group, &b->budget, percent);
+    b->store = (mp_kv_store){.heads = 1, .k_dim = 16, .v_dim = 16};
+    const mp_kv_layout layout = mp_kv_lay_out(&b->store, 1, MP_I16);
+    mp_prefix_init(&b->cache, &layout, &b->budget, percent);
     for (size_t i = 0; i < sizeof b->tokens / sizeof *b->tokens; i++)
         b->tokens[i] = (int32_t)(mp_test_random_u64(&random) % 1000);
 }
@@ -89,7 +91,7 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
         int32_t tokens[DEEP * MP_KV_BLOCK];
     } held[HELD] = {0};
     set_up(&b, 50);
-    b.budget.limit = 60 * b.cache.kv.block_bytes;
+    b.budget.limit = 60 * mp_prefix_block_bytes(&b.cache);
     for (int step = 0; step < STEPS; step++) {
         struct held *h = &held[mp_test_random_u64(&random) % HELD];
         if (h->n) {
@@ -119,8 +121,8 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
         if (mp_test_random_u64(&random) % 500 == 0)
             mp_prefix_trim(&b.cache);
         if (mp_test_random_u64(&random) % 50 == 0)
-            mp_prefix_shrink(&b.cache, 3 * b.cache.kv.block_bytes);
-        /* every block is free, empty, idle or in use */
+            mp_prefix_shrink(&b.cache, 3 * mp_prefix_block_bytes(&b.cache));
+        /* every block is free, idle or in use, and memory is in a block or spare */
         uint32_t used = 0;
         for (uint32_t id = 0; id < b.cache.kv.blocks; id++) {
             uint32_t references = 0;
@@ -131,10 +133,10 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
             if (references > 0)
                 MP_CHECK_INT(b.cache.kv.references[id], references + 1);
         }
-        MP_CHECK_INT(used + b.cache.idle, b.cache.counters.blocks);
-        MP_CHECK_INT(used + b.cache.idle + b.cache.kv.free_count + b.cache.kv.empty_count, b.cache.kv.blocks);
-        MP_CHECK_INT(b.budget.used,
-                     (b.cache.kv.blocks - b.cache.kv.empty_count) * (uint64_t)b.cache.kv.block_bytes);
+        MP_CHECK_INT(used + b.cache.idle[0].count, b.cache.counters.blocks);
+        MP_CHECK_INT(used + b.cache.idle[0].count + b.cache.kv.free_count, b.cache.kv.blocks);
+        MP_CHECK_INT(b.budget.used, (used + b.cache.idle[0].count + b.cache.kv.part[0].spare_count) *
+                                        mp_prefix_block_bytes(&b.cache));
     }
     MP_CHECK(b.cache.counters.evicted > 100);
     take_down(&b);

@@ -9,10 +9,11 @@ MP_TEST(models_prefix_growth_keeps_published_blocks) {
     static uint32_t ids[BLOCKS], again[BLOCKS];
     mp_error error;
     mp_budget budget = {.limit = UINT64_MAX};
-    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
+    mp_kv_store store = {.heads = 1, .k_dim = 16, .v_dim = 16};
+    const mp_kv_layout layout = mp_kv_lay_out(&store, 1, MP_I16);
     mp_test_random random = {7};
     mp_prefix_cache cache;
-    mp_prefix_init(&cache, &group, &budget, 25);
+    mp_prefix_init(&cache, &layout, &budget, 25);
     for (int i = 0; i < BLOCKS * MP_KV_BLOCK; i++)
         tokens[i] = (int32_t)(mp_test_random_u64(&random) % 1000);
     mp_prefix_chain chain = mp_prefix_begin(&cache, (mp_cache_scope){0});
@@ -39,7 +40,7 @@ MP_TEST(models_prefix_growth_keeps_published_blocks) {
     MP_CHECK_INT(cache.counters.blocks, BLOCKS);
     for (int i = BLOCKS - 1; i >= 0; i--)
         mp_prefix_unref_block(&cache, ids[i]);
-    MP_CHECK_INT(cache.idle, BLOCKS);
+    MP_CHECK_INT(cache.idle[0].count, BLOCKS);
     mp_prefix_deinit(&cache);
     MP_CHECK_INT(budget.used, 0);
 }

@@ -6,14 +6,16 @@ enum { BLOCKS = 2 };
 
 typedef struct bench {
     mp_budget budget;
+    mp_kv_store store;
     mp_prefix_cache cache;
     int32_t tokens[BLOCKS * MP_KV_BLOCK];
 } bench;
 
 static void set_up(bench *b) {
-    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
     *b = (bench){.budget = {.limit = UINT64_MAX}};
-    mp_prefix_init(&b->cache, &group, &b->budget, 25);
+    b->store = (mp_kv_store){.heads = 1, .k_dim = 16, .v_dim = 16};
+    const mp_kv_layout layout = mp_kv_lay_out(&b->store, 1, MP_I16);
+    mp_prefix_init(&b->cache, &layout, &b->budget, 25);
     for (int i = 0; i < BLOCKS * MP_KV_BLOCK; i++)
         b->tokens[i] = i;
 }

@@ -9,8 +9,8 @@ static mp_spec *decoder(tiny_kind kind) {
 
 MP_TEST(models_ranges_of_decoders) {
     static const range common[] = {
-        {".attention.head_count", "an integer from 1 to 256"},
-        {".attention.head_count_kv", "an integer from 1 to 8"},
+        {".attention.head_count", "an integer from 1 to 256, or an array of 3"},
+        {".attention.head_count_kv", "an integer from 1 to 8, or an array of 3"},
         {".attention.key_length", "an integer from 1 to 1024 (a limit of mpool)"},
         {".attention.layer_norm_rms_epsilon", "a number from 1e-30 to 1"},
         {".attention.sliding_window", "an integer from 0 to 2147483647"},

@@ -24,35 +24,36 @@ static void fill(mp_kv_cache *cache, const uint32_t *ids, int from, int wiped) {
  * block: the next block may belong to another sequence. */
 MP_TEST(models_sequence_wipes_its_rows_only) {
     static const int cases[][2] = {{0, 1}, {5, 7}, {60, 3}, {60, 4}, {62, 5}, {64, 1}, {127, 1}, {0, 128}, {3, 0}};
-    static const float zeros[SIZE];
-    const mp_kv_group group = {.layers = LAYERS - 1, .window_layers = 1, .window = 500, .heads = HEADS, .k_dim = SIZE,
-                               .v_dim = SIZE, .dtype = MP_F32};
+    mp_kv_store stores[LAYERS] = {{.heads = HEADS, .k_dim = SIZE, .v_dim = SIZE},
+                                  {.heads = HEADS, .k_dim = SIZE, .v_dim = SIZE, .window = 500},
+                                  {.heads = HEADS, .k_dim = SIZE, .v_dim = SIZE}};
+    const mp_kv_layout layout = mp_kv_lay_out(stores, LAYERS, MP_F32);
     mp_budget budget = {.limit = UINT64_MAX};
     mp_prefix_cache cache, expected;
     mp_error error;
     uint32_t ids[BLOCKS], same[BLOCKS];
     mp_kernels_init();
-    mp_prefix_init(&cache, &group, &budget, 25);
-    mp_prefix_init(&expected, &group, &budget, 25);
+    mp_prefix_init(&cache, &layout, &budget, 25);
+    mp_prefix_init(&expected, &layout, &budget, 25);
     for (int b = 0; b < BLOCKS; b++) {
         MP_CHECK_OK(mp_prefix_take(&cache, &ids[b], &error), &error);
         MP_CHECK_OK(mp_prefix_take(&expected, &same[b], &error), &error);
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const mp_sequence seq = {.blocks = ids, .cached = cases[i][0]};
+        const mp_cached cached = {.blocks = ids, .count = cases[i][0]};
         fill(&cache.kv, ids, 0, 0);
         fill(&expected.kv, same, cases[i][0], cases[i][1]);
-        mp_sequence_wipe(&seq, &cache, cases[i][1], zeros);
+        mp_cached_wipe(&cached, &cache, cases[i][1]);
         for (int b = 0; b < BLOCKS; b++)
             for (int layer = 0; layer < LAYERS; layer++)
                 for (int head = 0; head < HEADS; head++)
                     MP_CHECK(memcmp(mp_kv_k(&cache.kv, ids[b], layer, head),
                                     mp_kv_k(&expected.kv, same[b], layer, head),
-                                    cache.kv.k_bytes + cache.kv.v_bytes) == 0);
+                                    stores[layer].k_bytes + stores[layer].v_bytes) == 0);
     }
     for (int b = BLOCKS - 1; b >= 0; b--) {
-        mp_prefix_unref_window(&cache, ids[b]);
-        mp_prefix_unref_window(&expected, same[b]);
+        mp_prefix_unref_part(&cache, 1, ids[b]);
+        mp_prefix_unref_part(&expected, 1, same[b]);
         mp_prefix_unref_block(&cache, ids[b]);
         mp_prefix_unref_block(&expected, same[b]);
     }
@@ -76,13 +77,14 @@ static int propose_bad(void *arg, const mp_item *item, int choice, int32_t *draf
 static void check_padding(const tiny_model *tiny, const mp_sequence *seq) {
     const mp_decoder *model = (const mp_decoder *)tiny->model;
     const mp_kv_cache *kv = &((const mp_text_engine *)tiny->engine)->cache.kv;
-    for (int b = 0; b < seq->block_count; b++)
-        for (int layer = 0; layer < kv->group.layers; layer++)
-            for (int head = 0; head < kv->group.heads; head++) {
-                const float *v = mp_kv_v(kv, seq->blocks[b], layer, head);
+    const int padded = model->stores[0].v_dim;
+    for (int b = 0; b < seq->cached.block_count; b++)
+        for (int store = 0; store < kv->layout.count; store++)
+            for (int head = 0; head < model->stores[store].heads; head++) {
+                const float *v = mp_kv_v(kv, seq->cached.blocks[b], store, head);
                 for (int slot = 0; slot < MP_KV_BLOCK; slot++)
-                    for (int i = model->value_dim; i < kv->group.v_dim; i++)
-                        MP_CHECK(v[slot * kv->group.v_dim + i] == 0);
+                    for (int i = model->shapes[0].value_dim; i < padded; i++)
+                        MP_CHECK(v[slot * padded + i] == 0);
             }
 }
 
@@ -103,7 +105,8 @@ MP_TEST(models_sequence_wipes_the_padding_of_values) {
     tiny_load(&tiny, spec_with(half, "llama.attention.head_count_kv", &heads), MP_COMPUTE_F32, 1);
     mp_spec_unpin(base);
     mp_spec_unpin(half);
-    MP_CHECK_INT(((const mp_decoder *)tiny.model)->kv.v_dim, 2 * ((const mp_decoder *)tiny.model)->value_dim);
+    MP_CHECK_INT(((const mp_decoder *)tiny.model)->stores[0].v_dim,
+                 2 * ((const mp_decoder *)tiny.model)->shapes[0].value_dim);
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_bad, NULL);
     tiny_job_make(&tiny, &job, &args, 0);
     tiny_job_admit(&tiny, &job);

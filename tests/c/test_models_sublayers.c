@@ -1,23 +1,33 @@
 /* Layers of other compositions than a mixer and then a feed-forward network: two mixers side by side, a mixer and a
- * network from one norm, layers without a mixer or without a network. The first test recomposes a loaded model, because
- * no file can describe all of them; the others read files. Logits are compared with a float64 reference. */
+ * network from one norm, layers without a mixer or without a network; attention with different heads, widths and
+ * windows, and with shared keys and values. Some tests recompose a loaded model, because no file can describe all of
+ * them; the others read files. Logits are compared with a float64 reference. */
 #include "missing_fixture.h"
-#include "models/decoder/decoder.h"
+#include "stores_fixture.h"
 
-enum { PROMPT = 21, ANSWER = 3, HEAD = TINY_HIDDEN / TINY_HEADS };
+enum { PROMPT = 85, ANSWER = 3 };
 
 /* ---- reference --------------------------------------------------------------------------------------------------- */
 
-/* y [N] = part of a linear layer times x. */
-static void multiply(const mp_linear *linear, int part, const double *x, double *y) {
+/* For all rows of the prompt: y [N] = part of a linear layer times x, `ldx` and `ldy` values apart. */
+static void multiply(const mp_linear *linear, int part, const double *x, int ldx, double *y, int ldy) {
     const mp_wmat *w = &linear->w[part];
     float row[TINY_FFN];
     for (int n = 0; n < w->N; n++) {
         mp_wmat_row(w, n, row);
-        y[n] = 0;
-        for (int k = 0; k < w->K; k++)
-            y[n] += (double)row[k] * x[k];
+        for (int t = 0; t < PROMPT; t++) {
+            double sum = 0;
+            for (int k = 0; k < w->K; k++)
+                sum += (double)row[k] * x[t * ldx + k];
+            y[t * ldy + n] = sum;
+        }
     }
+}
+
+static void add(double out[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
+    for (int t = 0; t < PROMPT; t++)
+        for (int i = 0; i < TINY_HIDDEN; i++)
+            sum[t][i] += out[t][i];
 }
 
 static void norm(const mp_norm *weights, const double *x, double *y) {
@@ -32,57 +42,65 @@ static void norm(const mp_norm *weights, const double *x, double *y) {
 }
 
 static void rotate(const mp_rope *rope, int position, double *head) {
-    for (int i = 0; i < HEAD / 2; i++) {
+    for (int i = 0; i < rope->dim / 2; i++) {
         const double angle = position * rope->inverse[i], a = head[2 * i], b = head[2 * i + 1];
         head[2 * i] = a * cos(angle) - b * sin(angle);
         head[2 * i + 1] = a * sin(angle) + b * cos(angle);
     }
 }
 
+typedef struct kept { /* keys and values of a store */
+    double k[PROMPT][TINY_HIDDEN], v[PROMPT][TINY_HIDDEN];
+} kept;
+
 /* sum [PROMPT, hidden] += attention(in). */
 static void attend(const mp_decoder *model, const mp_mixer *mixer, double in[][TINY_HIDDEN],
                    double sum[][TINY_HIDDEN]) {
-    static double q[PROMPT][TINY_HIDDEN], k[PROMPT][TINY_HIDDEN], v[PROMPT][TINY_HIDDEN];
-    for (int t = 0; t < PROMPT; t++) {
-        double mixed[TINY_HIDDEN] = {0}, out[TINY_HIDDEN];
-        multiply(&mixer->attention.qkv, 0, in[t], q[t]);
-        multiply(&mixer->attention.qkv, 1, in[t], k[t]);
-        multiply(&mixer->attention.qkv, 2, in[t], v[t]);
-        for (int h = 0; h < TINY_HEADS; h++)
-            rotate(&model->rope[0], t, q[t] + h * HEAD);
-        for (int h = 0; h < TINY_KV_HEADS; h++)
-            rotate(&model->rope[0], t, k[t] + h * HEAD);
-        for (int h = 0; h < TINY_HEADS; h++) {
-            const int kv = h * TINY_KV_HEADS / TINY_HEADS * HEAD;
-            double scores[PROMPT], total = 0;
-            for (int s = 0; s <= t; s++) {
-                double dot = 0;
-                for (int i = 0; i < HEAD; i++)
-                    dot += q[t][h * HEAD + i] * k[s][kv + i];
-                total += scores[s] = exp(dot / sqrt(HEAD));
-            }
-            for (int s = 0; s <= t; s++)
-                for (int i = 0; i < HEAD; i++)
-                    mixed[h * HEAD + i] += scores[s] / total * v[s][kv + i];
-        }
-        multiply(&mixer->out, 0, mixed, out);
-        for (int i = 0; i < TINY_HIDDEN; i++)
-            sum[t][i] += out[i];
+    static kept stores[TINY_LAYERS];
+    static double q[PROMPT][TINY_HIDDEN], mixed[PROMPT][TINY_HIDDEN], out[PROMPT][TINY_HIDDEN];
+    const mp_paged_attention *attention = &mixer->attention;
+    const mp_attention_shape *shape = attention->shape;
+    const int d = shape->head_dim;
+    kept *store = &stores[attention->store];
+    multiply(&attention->qkv, 0, in[0], TINY_HIDDEN, q[0], TINY_HIDDEN);
+    if (!attention->reads_only) {
+        multiply(&attention->qkv, 1, in[0], TINY_HIDDEN, store->k[0], TINY_HIDDEN);
+        multiply(&attention->qkv, 2, in[0], TINY_HIDDEN, store->v[0], TINY_HIDDEN);
     }
+    memset(mixed, 0, sizeof mixed);
+    for (int t = 0; t < PROMPT; t++) {
+        const int from = attention->window > 0 && t >= attention->window ? t - attention->window + 1 : 0;
+        for (int h = 0; h < shape->kv_heads && !attention->reads_only; h++)
+            rotate(&model->rope[0], t, store->k[t] + h * d);
+        for (int h = 0; h < shape->heads; h++) {
+            const int kv = h * shape->kv_heads / shape->heads * d;
+            double scores[PROMPT], total = 0;
+            rotate(&model->rope[0], t, q[t] + h * d);
+            for (int s = from; s <= t; s++) {
+                double dot = 0;
+                for (int i = 0; i < d; i++)
+                    dot += q[t][h * d + i] * store->k[s][kv + i];
+                total += scores[s] = exp(dot * (double)shape->scale);
+            }
+            for (int s = from; s <= t; s++)
+                for (int i = 0; i < d; i++)
+                    mixed[t][h * d + i] += scores[s] / total * store->v[s][kv + i];
+        }
+    }
+    multiply(&mixer->out, 0, mixed[0], TINY_HIDDEN, out[0], TINY_HIDDEN);
+    add(out, sum);
 }
 
 static void feed(const mp_ffn *ffn, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
-    for (int t = 0; t < PROMPT; t++) {
-        double gate[TINY_FFN], up[TINY_FFN], out[TINY_HIDDEN];
-        multiply(&ffn->mlp.up, 0, in[t], gate);
-        if (ffn->mlp.gated)
-            multiply(&ffn->mlp.up, 1, in[t], up);
+    static double gate[PROMPT][TINY_FFN], up[PROMPT][TINY_FFN], out[PROMPT][TINY_HIDDEN];
+    multiply(&ffn->mlp.up, 0, in[0], TINY_HIDDEN, gate[0], TINY_FFN);
+    if (ffn->mlp.gated)
+        multiply(&ffn->mlp.up, 1, in[0], TINY_HIDDEN, up[0], TINY_FFN);
+    for (int t = 0; t < PROMPT; t++)
         for (int i = 0; i < TINY_FFN; i++)
-            up[i] = gate[i] / (1 + exp(-gate[i])) * (ffn->mlp.gated ? up[i] : 1);
-        multiply(&ffn->mlp.down, 0, up, out);
-        for (int i = 0; i < TINY_HIDDEN; i++)
-            sum[t][i] += out[i];
-    }
+            up[t][i] = gate[t][i] / (1 + exp(-gate[t][i])) * (ffn->mlp.gated ? up[t][i] : 1);
+    multiply(&ffn->mlp.down, 0, up[0], TINY_FFN, out[0], TINY_HIDDEN);
+    add(out, sum);
 }
 
 /* Computes the logits [PROMPT, TINY_VOCAB] of the ids. */
@@ -104,10 +122,9 @@ static void reference(const mp_decoder *model, const int32_t *ids, double *logit
             for (int f = 0; f < sub->ffns; f++)
                 feed(sub->ffn[f], in, x);
         }
-    for (int t = 0; t < PROMPT; t++) {
+    for (int t = 0; t < PROMPT; t++)
         norm(&model->norm, x[t], in[t]);
-        multiply(&model->head, 0, in[t], logits + t * TINY_VOCAB);
-    }
+    multiply(&model->head, 0, in[0], TINY_HIDDEN, logits, TINY_VOCAB);
 }
 
 /* ---- compositions ------------------------------------------------------------------------------------------------ */
@@ -156,6 +173,9 @@ static void run(tiny_model *tiny, tiny_job *job, const int32_t *prompt, int coun
     tiny_job_finish(tiny, job);
 }
 
+static void mix_last(tiny_model *tiny) { compose((mp_decoder *)tiny->model, true); }
+static void mix_first(tiny_model *tiny) { compose((mp_decoder *)tiny->model, false); }
+
 /* Compares the logits of a model with the reference. */
 static void compare(tiny_model *tiny) {
     static double expected[PROMPT * TINY_VOCAB];
@@ -182,22 +202,27 @@ static void compare(tiny_model *tiny) {
     }
 }
 
-static void check(bool mixes_last, int threads) {
+static void check(void (*recompose)(tiny_model *), int threads) {
     static const mp_dtype types[] = {MP_F32};
     tiny_model tiny;
     tiny_weights = "packed"; /* blocks move: no matrix may be packed later */
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 91), MP_COMPUTE_F32, threads);
     tiny_weights = NULL;
-    compose((mp_decoder *)tiny.model, mixes_last);
+    recompose(&tiny);
     compare(&tiny);
     tiny_unload(&tiny);
 }
 
 MP_TEST(models_sublayers_any_composition_equals_the_reference) {
     for (int threads = 1; threads <= 2; threads++) {
-        check(false, threads);
-        check(true, threads);
+        check(mix_first, threads);
+        check(mix_last, threads);
     }
+}
+
+MP_TEST(models_sublayers_of_different_stores_equal_the_reference) {
+    for (int threads = 1; threads <= 2; threads++)
+        check(tiny_mix_stores, threads);
 }
 
 /* A sublayer norms the output of one block. Experts add up their outputs in the residual sum, so they have no such
@@ -210,8 +235,7 @@ MP_TEST(models_sublayers_refuse_a_norm_of_experts) {
     mp_lease lease;
     mp_loader loader;
     mp_model *model = NULL;
-    mp_spec *spec = tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma2", .experts = 5}, types, 1,
-                                         92, -1);
+    mp_spec *spec = tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma2", .experts = 5}, types, 1, 92, -1);
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     MP_CHECK_OK(mp_team_create(0, &team, &error), &error);

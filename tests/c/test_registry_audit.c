@@ -105,13 +105,13 @@ static const char *break_one(scene *scene, int fault) {
         busy->step_live = 5;
         return "a: worker 1 has 2 live requests in its step and counts 5";
     case 19:
-        entry->retry_ns = 1;
+        entry->faults.retry_ns = 1;
         return "a: no load failed, but requests are refused";
     case 20:
-        entry->health = MP_HEALTH_FAILED;
+        entry->faults.health = MP_HEALTH_FAILED;
         return "a: a load failed, but no backoff is set";
     case 21:
-        entry->health = MP_HEALTH_BROKEN;
+        entry->faults.health = MP_HEALTH_BROKEN;
         return "a: a failure has no cause";
     case 22:
         entry->unload = MP_UNLOAD_RUNNING;
@@ -192,10 +192,10 @@ static const char *break_one(scene *scene, int fault) {
         entry->starting = 3;
         return "a: 5 workers, the limit is 4";
     case 42:
-        entry->breaker.probing = -1;
+        entry->faults.breaker.probing = -1;
         return "a: -1 probes of the breaker";
     case 43:
-        entry->breaker.probing = 4;
+        entry->faults.breaker.probing = 4;
         return "a: 4 probes of the breaker";
     case 44:
         busy->state = MP_WORKER_LOADING;

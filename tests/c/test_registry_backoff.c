@@ -20,24 +20,24 @@ MP_TEST(registry_backoff_of_failed_loads) {
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < DOUBLINGS; i++) {
             uint64_t before = mp_sys_now_ns();
-            mp_entry_set_failed(entry, &error);
-            MP_CHECK_INT(entry->backoff_ns, FAKE_MS(doubling_ms[i]));
-            expect_backoff(entry->retry_ns, before, FAKE_MS(doubling_ms[i]));
-            MP_CHECK_INT(entry->health, MP_HEALTH_FAILED);
-            MP_CHECK_INT(entry->failure.code, MP_IO);
+            mp_faults_load_failed(entry, &error);
+            MP_CHECK_INT(entry->faults.backoff_ns, FAKE_MS(doubling_ms[i]));
+            expect_backoff(entry->faults.retry_ns, before, FAKE_MS(doubling_ms[i]));
+            MP_CHECK_INT(entry->faults.health, MP_HEALTH_FAILED);
+            MP_CHECK_INT(entry->faults.failure.code, MP_IO);
         }
-        mp_entry_clear_failed(entry);
-        MP_CHECK_INT(entry->health, MP_HEALTH_SOUND);
-        MP_CHECK_INT(entry->retry_ns, 0);
-        entry->backoff_ns = 0; /* a load succeeded */
+        mp_faults_forget_load(entry);
+        MP_CHECK_INT(entry->faults.health, MP_HEALTH_SOUND);
+        MP_CHECK_INT(entry->faults.retry_ns, 0);
+        entry->faults.backoff_ns = 0; /* a load succeeded */
     }
-    entry->health = MP_HEALTH_BROKEN;
-    mp_fail(&entry->failure, MP_NO_WORKERS, "the workers died");
-    mp_entry_set_failed(entry, &error);
-    MP_CHECK_INT(entry->health, MP_HEALTH_BROKEN);
-    MP_CHECK_STR(entry->failure.message, "the workers died"); /* the first cause */
-    mp_entry_clear_failed(entry);
-    MP_CHECK_INT(entry->health, MP_HEALTH_BROKEN);
+    entry->faults.health = MP_HEALTH_BROKEN;
+    mp_fail(&entry->faults.failure, MP_NO_WORKERS, "the workers died");
+    mp_faults_load_failed(entry, &error);
+    MP_CHECK_INT(entry->faults.health, MP_HEALTH_BROKEN);
+    MP_CHECK_STR(entry->faults.failure.message, "the workers died"); /* the first cause */
+    mp_faults_forget_load(entry);
+    MP_CHECK_INT(entry->faults.health, MP_HEALTH_BROKEN);
     scene_close(&scene);
 }
 
@@ -50,25 +50,26 @@ MP_TEST(registry_backoff_of_deaths) {
     mp_fail(&error, MP_INTERNAL, "a bad instruction");
     for (int i = 0; i < 4; i++) { /* four deaths, each more than a minute ago, count no more */
         uint64_t before = mp_sys_now_ns();
-        mp_entry_note_death(entry, false, &error);
-        expect_backoff(entry->spawn_ns, before, FAKE_MS(100));
-        entry->death_ns[i] -= FAKE_MS(60000);
+        mp_faults_note_death(entry, false, &error);
+        expect_backoff(entry->faults.spawn_ns, before, FAKE_MS(100));
+        entry->faults.death_ns[i] -= FAKE_MS(60000);
     }
     for (int i = 0; i < 5; i++) {
         uint64_t before = mp_sys_now_ns();
-        MP_CHECK_INT(entry->health, MP_HEALTH_SOUND);
-        mp_entry_note_death(entry, false, &error);
-        expect_backoff(entry->spawn_ns, before, FAKE_MS(doubling_ms[i]));
+        MP_CHECK_INT(entry->faults.health, MP_HEALTH_SOUND);
+        mp_faults_note_death(entry, false, &error);
+        expect_backoff(entry->faults.spawn_ns, before, FAKE_MS(doubling_ms[i]));
     }
-    MP_CHECK_INT(entry->health, MP_HEALTH_BROKEN);
-    MP_CHECK_INT(entry->failure.code, MP_NO_WORKERS);
-    MP_CHECK_STR(entry->failure.message, "a: 5 workers failed within 60 s; no more are started until the model is "
+    MP_CHECK_INT(entry->faults.health, MP_HEALTH_BROKEN);
+    MP_CHECK_INT(entry->faults.failure.code, MP_NO_WORKERS);
+    MP_CHECK_STR(entry->faults.failure.message,
+                 "a: 5 workers failed within 60 s; no more are started until the model is "
                  "loaded again. Last failure: a bad instruction");
     mp_fail(&error, MP_INTERNAL, "another");
     uint64_t before = mp_sys_now_ns();
-    mp_entry_note_death(entry, false, &error); /* `death_ns` holds five */
-    expect_backoff(entry->spawn_ns, before, FAKE_MS(1600));
-    MP_CHECK_HAS(entry->failure.message, "a bad instruction");
+    mp_faults_note_death(entry, false, &error); /* `death_ns` holds five */
+    expect_backoff(entry->faults.spawn_ns, before, FAKE_MS(1600));
+    MP_CHECK_HAS(entry->faults.failure.message, "a bad instruction");
     scene_close(&scene);
 }
 
@@ -188,7 +189,7 @@ MP_TEST(registry_backoff_sweep_of_entries_without_workers) {
                 mp_entry *entry = scene.entry;
                 if (loaded)
                     scene_load(&scene);
-                entry->spawn_ns = dead ? fake_in_ms(60000) : 0;
+                entry->faults.spawn_ns = dead ? fake_in_ms(60000) : 0;
                 entry->removal = removed ? MP_REMOVAL_DRAINING : MP_REMOVAL_NONE;
                 MP_CHECK(mp_entry_sweep(entry, mp_sys_now_ns()) == UINT64_MAX);
                 bool frees = loaded && (dead || removed);

@@ -25,7 +25,7 @@ MP_TEST(registry_clock_additional_workers) {
         worker->engine_bytes = 100;
         queue_one(&scene);
         if (death) {
-            again = entry->spawn_ns = clock_ns + 1234;
+            again = entry->faults.spawn_ns = clock_ns + 1234;
         } else {
             MP_CHECK(mp_budget_take(budget, left));
             MP_CHECK(!mp_dispatch_scale(entry, &guard));
@@ -405,25 +405,25 @@ MP_TEST(registry_clock_backoffs) {
     mp_entry *entry = scene.entry;
     mp_fail(&failure, MP_IO, "gone");
     scene_worker(&scene, MP_WORKER_PROCESSING); /* no other one starts */
-    mp_entry_set_failed(entry, &failure);
-    MP_CHECK_INT(entry->retry_ns, clock_ns + 100 * MS);
-    clock_ns = entry->retry_ns - 1;
+    mp_faults_load_failed(entry, &failure);
+    MP_CHECK_INT(entry->faults.retry_ns, clock_ns + 100 * MS);
+    clock_ns = entry->faults.retry_ns - 1;
     MP_CHECK_INT(submit(&scene, (mp_submit_options){0}), MP_IO);
     clock_ns++;
     MP_CHECK_INT(submit(&scene, (mp_submit_options){0}), MP_OK);
     entry->worker_count = 0;
-    mp_entry_clear_failed(entry);
+    mp_faults_forget_load(entry);
     for (int round = 0; round < 4; round++) { /* the second death within a minute doubles the backoff */
         const bool external = round % 2, late = round / 2;
-        entry->deaths = 0;
-        entry->kill_backoff_ns = 0;
-        mp_entry_note_death(entry, external, &failure);
-        MP_CHECK_INT(entry->spawn_ns, clock_ns + 100 * MS);
+        entry->faults.deaths = 0;
+        entry->faults.kill_backoff_ns = 0;
+        mp_faults_note_death(entry, external, &failure);
+        MP_CHECK_INT(entry->faults.spawn_ns, clock_ns + 100 * MS);
         clock_ns += 60 * SECOND - !late;
-        mp_entry_note_death(entry, external, &failure);
-        MP_CHECK_INT(entry->spawn_ns, clock_ns + (late ? 100 : 200) * MS);
+        mp_faults_note_death(entry, external, &failure);
+        MP_CHECK_INT(entry->faults.spawn_ns, clock_ns + (late ? 100 : 200) * MS);
     }
-    clock_ns = entry->spawn_ns - 1;
+    clock_ns = entry->faults.spawn_ns - 1;
     MP_CHECK(!mp_entry_begin(entry));
     clock_ns++;
     MP_CHECK(mp_entry_begin(entry));

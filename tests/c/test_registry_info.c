@@ -56,7 +56,7 @@ MP_TEST(registry_info_state_of_an_entry) {
         for (int j = 0; j < rows[i].active; j++)
             scene_activate(scene.workers[0], scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
         scene.entry->unload = rows[i].unload;
-        scene.entry->health = rows[i].health;
+        scene.entry->faults.health = rows[i].health;
         scene.entry->starting = rows[i].starting;
         describe(&scene, &info);
         if (strcmp(info.state, rows[i].expected) != 0)
@@ -94,7 +94,7 @@ MP_TEST(registry_info_has_every_field) {
         scene_activate(busy, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
     for (int i = 0; i < 5; i++)
         scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){.service_class = i < 3}));
-    entry->breaker.state = MP_BREAKER_HALF_OPEN;
+    entry->faults.breaker.state = MP_BREAKER_HALF_OPEN;
     entry->abandoned = 2;
     entry->pinned = true;
     entry->accepted = odd(1);

@@ -3,7 +3,7 @@
 
 #include "base/sys.h"
 #include "mp_test.h"
-#include "registry/quarantine.h"
+#include "registry/faults.h"
 #include "test_registry_fake.h"
 
 enum { COMPANY = 4 };
@@ -188,7 +188,6 @@ MP_TEST(quarantine_forgets_the_loss_of_a_request_that_succeeds) {
 
 MP_TEST(quarantine_counts_suspicions) {
     static mp_quarantine q;
-    mp_quarantine_init(&q);
     MP_CHECK(mp_quarantine_is_empty(&q));
     for (int i = 0; i < 5; i++)
         MP_CHECK_INT(mp_quarantine_add(&q, 1, false, 10), 1); /* shared steps: never more than a suspect */
@@ -220,7 +219,6 @@ MP_TEST(quarantine_counts_suspicions) {
     /* every row expires, which empties the table */
     MP_CHECK_INT(mp_quarantine_check(&q, 2, 601ull * 1000 * 1000 * 1000), 0);
     MP_CHECK(mp_quarantine_is_empty(&q));
-    mp_quarantine_deinit(&q);
 }
 
 /* The first external kill of a process does not use up the retry of a request that can continue. */

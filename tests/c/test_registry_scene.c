@@ -23,7 +23,6 @@ static mp_services *make_services(uint64_t memory) {
     atomic_init(&services->references, 1);
     services->event = no_event;
     mp_services_configure(services, &config);
-    mp_quarantine_init(&services->quarantine);
     mp_maintenance_init(&services->maintenance, no_sweep, NULL);
     atomic_store(&services->maintenance.next_ns, 0);
     MP_CHECK_OK(mp_cpu_allocator_open(config.threads, &services->allocator, &error), &error);

@@ -15,7 +15,7 @@ MP_TEST(registry_starting_worker_loads_the_model) {
         scene.services->max_workers = 1;
         atomic_store(&scene.services->active_workers, 1 + others);
         mp_fail(&error, MP_IO, "the file is gone");
-        mp_entry_set_failed(entry, &error);
+        mp_faults_load_failed(entry, &error);
         entry->load_requested = true;
         entry->attempts = entry->attempts_over = 3;
         entry->loads = 1;
@@ -32,7 +32,8 @@ MP_TEST(registry_starting_worker_loads_the_model) {
         MP_CHECK_INT(entry->resident->references, 2);
         MP_CHECK(entry->resident->load > 0);
         MP_CHECK(entry->attempts == 4 && entry->attempts_over == 4 && entry->loads == 2);
-        MP_CHECK(entry->health == MP_HEALTH_SOUND && entry->backoff_ns == 0 && entry->retry_ns == 0);
+        MP_CHECK_INT(entry->faults.health, MP_HEALTH_SOUND);
+        MP_CHECK(entry->faults.backoff_ns == 0 && entry->faults.retry_ns == 0);
         MP_CHECK_INT(entry->starting, 0);
         MP_CHECK_INT(scene.services->metrics[MP_METRIC_loads], 1);
         MP_CHECK_INT(scene.services->metrics[MP_METRIC_workers_spawned], 1);
@@ -62,21 +63,21 @@ MP_TEST(registry_starting_load_forgets_what_broke_the_model) {
             mp_entry *entry = scene.entry;
             scene_ready(&scene);
             uint64_t spawn_ns = fake_in_ms(60000);
-            entry->health = broken ? MP_HEALTH_BROKEN : failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND;
-            entry->retry_ns = failed ? spawn_ns : 0;
-            entry->spawn_ns = spawn_ns;
-            entry->kill_backoff_ns = 7;
-            entry->deaths = 5;
-            mp_fail(&entry->failure, broken ? MP_NO_WORKERS : MP_IO, "the first cause");
-            mp_fail(&entry->load_failure, MP_IO, "a failed load");
+            entry->faults.health = broken ? MP_HEALTH_BROKEN : failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND;
+            entry->faults.retry_ns = failed ? spawn_ns : 0;
+            entry->faults.spawn_ns = spawn_ns;
+            entry->faults.kill_backoff_ns = 7;
+            entry->faults.deaths = 5;
+            mp_fail(&entry->faults.failure, broken ? MP_NO_WORKERS : MP_IO, "the first cause");
+            mp_fail(&entry->faults.load_failure, MP_IO, "a failed load");
             MP_CHECK_OK(mp_entry_load(entry, false, 0, &gone, &over, &error), &error);
             MP_CHECK(!gone && entry->load_requested && !entry->pinned);
-            MP_CHECK_INT(entry->health, failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
+            MP_CHECK_INT(entry->faults.health, failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
             if (failed) /* until the backoff ends, requests are refused with what delays the load */
-                MP_CHECK_STR(entry->failure.message, broken ? "a failed load" : "the first cause");
-            MP_CHECK_INT(entry->spawn_ns, broken ? 0 : spawn_ns);
-            MP_CHECK_INT(entry->kill_backoff_ns, broken ? 0 : 7);
-            MP_CHECK_INT(entry->deaths, broken ? 0 : 5);
+                MP_CHECK_STR(entry->faults.failure.message, broken ? "a failed load" : "the first cause");
+            MP_CHECK_INT(entry->faults.spawn_ns, broken ? 0 : spawn_ns);
+            MP_CHECK_INT(entry->faults.kill_backoff_ns, broken ? 0 : 7);
+            MP_CHECK_INT(entry->faults.deaths, broken ? 0 : 5);
             scene_close(&scene);
         }
 }

@@ -103,10 +103,10 @@ static void walk_every_pair(const walk *walk) {
 ACCESS(shutdown, entry.shutdown, mp_entry_shutdown, mp_entry_set_shutdown(&scene->entry, (mp_entry_shutdown)state))
 ACCESS(removal, entry.removal, mp_entry_removal, mp_entry_set_removal(&scene->entry, (mp_entry_removal)state))
 ACCESS(unload, entry.unload, mp_entry_unload, mp_entry_set_unload(&scene->entry, (mp_entry_unload)state))
-ACCESS(health, entry.health, mp_entry_health, mp_entry_set_health(&scene->entry, (mp_entry_health)state))
+ACCESS(health, entry.faults.health, mp_entry_health, mp_entry_set_health(&scene->entry, (mp_entry_health)state))
 ACCESS(ticket, ticket.state, mp_ticket_state, mp_ticket_set_state(&scene->ticket, (mp_ticket_state)state))
-ACCESS(retry, ticket.retry, mp_ticket_retry,
-       mp_ticket_set_retry(&scene->ticket, &scene->ticket.retry, (mp_ticket_retry)state))
+ACCESS(retry, ticket.faults.retry, mp_ticket_retry,
+       mp_ticket_set_retry(&scene->ticket, &scene->ticket.faults.retry, (mp_ticket_retry)state))
 ACCESS(worker, worker.state, mp_worker_state, mp_worker_set_state(&scene->worker, (mp_worker_state)state))
 
 MP_TEST(registry_states_of_shutdown) {

@@ -51,13 +51,13 @@ MP_TEST(registry_submit_returns_probes) {
     bool gone;
     scene_open(&scene, "a", NULL, 1000 * 1000);
     scene_ready(&scene);
-    mp_breaker *breaker = &scene.entry->breaker;
+    mp_breaker *breaker = &scene.entry->faults.breaker;
     breaker->state = MP_BREAKER_HALF_OPEN;
     breaker->epoch = 3;
     mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
     ((fake_call *)mp_ticket_request(ticket))->bad_argument = true;
     MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), MP_INVALID_ARGUMENT, &error);
-    MP_CHECK_INT(ticket->probe, 0);
+    MP_CHECK_INT(ticket->faults.probe, 0);
     MP_CHECK_INT(ticket->load, 0);
     MP_CHECK_INT(ticket->charged, 0);
     MP_CHECK_INT(breaker->probing, 0);
@@ -65,14 +65,14 @@ MP_TEST(registry_submit_returns_probes) {
     for (int i = 0; i < 3; i++) {
         ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
         MP_CHECK_OK(submit(&scene, ticket, &gone, &error), &error);
-        MP_CHECK_INT(ticket->probe, 3);
+        MP_CHECK_INT(ticket->faults.probe, 3);
         MP_CHECK_INT(breaker->probing, i + 1);
     }
     ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
     MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), MP_CIRCUIT_OPEN, &error);
     MP_CHECK_STR(error.message, "a: the circuit breaker is half-open after repeated worker faults; try again when its "
                                 "3 probe requests have ended");
-    MP_CHECK_INT(ticket->probe, 0);
+    MP_CHECK_INT(ticket->faults.probe, 0);
     MP_CHECK_INT(breaker->probing, 3);
     breaker->state = MP_BREAKER_OPEN;
     breaker->open_until_ns = fake_in_ms(7440);
@@ -138,10 +138,10 @@ MP_TEST(registry_submit_refusals) {
         scene_worker(&scene, MP_WORKER_LOADING);
         entry->shutdown = i == 0 || i == 2 ? MP_SHUTDOWN_CLOSED : MP_SHUTDOWN_OPEN;
         entry->removal = i == 1 || i == 2 ? MP_REMOVAL_DRAINING : MP_REMOVAL_NONE;
-        entry->health = i == 4 ? MP_HEALTH_BROKEN : MP_HEALTH_SOUND;
-        entry->retry_ns = i == 3 ? fake_in_ms(60000) : 0;
+        entry->faults.health = i == 4 ? MP_HEALTH_BROKEN : MP_HEALTH_SOUND;
+        entry->faults.retry_ns = i == 3 ? fake_in_ms(60000) : 0;
         if (i == 3 || i == 4)
-            mp_fail(&entry->failure, rows[i].status, "%s", rows[i].message);
+            mp_fail(&entry->faults.failure, rows[i].status, "%s", rows[i].message);
         mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
         MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), rows[i].status, &error);
         MP_CHECK_INT(gone, rows[i].gone);

@@ -4,9 +4,8 @@
 
 #include "base/sys.h"
 #include "mp_test.h"
-#include "registry/breaker.h"
+#include "registry/faults.h"
 #include "registry/pool/queue.h"
-#include "registry/quarantine.h"
 
 static uint64_t state;
 
@@ -78,7 +77,6 @@ MP_TEST(registry_tables_quarantine_follows_its_rules) {
     for (uint64_t seed = 0; seed < 12; seed++) {
         static mp_quarantine table;
         memset(&table, 0, sizeof(table));
-        mp_quarantine_init(&table);
         state = seed;
         suspect_count = 0;
         uint64_t now = 1000;
@@ -105,7 +103,6 @@ MP_TEST(registry_tables_quarantine_follows_its_rules) {
                 for (uint64_t i = 0; i < PRINTS; i++)
                     MP_CHECK_INT(mp_quarantine_check(&table, i, now), verdict(i, now));
         }
-        mp_quarantine_deinit(&table);
     }
 }
 

@@ -159,7 +159,7 @@ MP_TEST(workers_that_crash_repeatedly_break_the_model) {
 static void end_backoff(mp_registry *registry) {
     mp_entry *entry = registry->slots[0].current;
     mp_mutex_lock(&entry->lock);
-    entry->breaker.open_until_ns = mp_sys_now_ns();
+    entry->faults.breaker.open_until_ns = mp_sys_now_ns();
     mp_mutex_unlock(&entry->lock);
 }
 

@@ -12,8 +12,6 @@ need large files are made by :func:`large_cases` when the tests run.
 of csrc/base/status.def and field what the error must name. ``manifest.tsv`` is the same for the C tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import struct

@@ -8,8 +8,6 @@ must get: the class of the error and its field. A folder case is one JSON file: 
 same on every run; a test compares it with what is committed. Huge and sparse files are made by the tests themselves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

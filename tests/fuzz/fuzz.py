@@ -7,8 +7,6 @@
 Runs one process per target, in sequence. Exits with 1 if a target failed; the failing inputs are in <out>/artifacts.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

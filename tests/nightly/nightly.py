@@ -5,14 +5,11 @@
     python tests/nightly/nightly.py run soak cluster          # some jobs
     python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a job
     python tests/nightly/nightly.py record soak junit.xml       # results of pytest --junitxml, from elsewhere
-    python tests/nightly/nightly.py record mutation results.jsonl --part "--only csrc/files"   # of tests/mutate.py
     python tests/nightly/nightly.py list
 
 `MPOOL_NIGHTLY=1 .ci/run` runs every job. Results go to ``summary.json`` beside this file, and ``README.md`` shows
 them. The summary keeps the results of jobs that did not run this time, with their own date, commit and machine.
 """
-
-from __future__ import annotations
 
 import argparse
 import collections
@@ -28,14 +25,13 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = Path(__file__).resolve().parent / "summary.json"
 PAGE = SUMMARY.with_name("README.md")
-OLD = timedelta(days=30)
 sys.path.append(str(ROOT / "tests" / "python" / "helpers"))  # this script also runs without pytest
 
 import instructionsets  # noqa: E402
@@ -49,7 +45,7 @@ class Job:
 
     Attributes:
         what: what it tests, in a few words.
-        paths: files and folders of tests; empty: a sample of mutants.
+        paths: files and folders of tests.
         environment: variables that set its length; those that are set already take precedence.
         all: also run tests that are marked neither slow nor sample.
         hours: limit of time.
@@ -59,7 +55,7 @@ class Job:
     """
 
     what: str
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     all: bool = False
     hours: float = 4
@@ -94,8 +90,9 @@ JOBS: dict[str, Job] = {
                  _python(*(f"integrations/test_ray_{name}.py" for name in ("fronts", "replicas", "plans", "parquet",
                                                                            "outputs", "columns", "cluster",
                                                                            "failures"))), all=True, extra="ray"),
-    **{name: _integration(name) for name in ("llama_index", "haystack", "chroma", "lancedb", "llm", "sklearn")},
-    "langchain": _integration("langchain", "langchain_tests"),
+    **{name: _integration(name) for name in ("haystack", "chroma", "lancedb", "llm", "sklearn")},
+    "llama_index": _integration("llama_index", "llama-index"),
+    "langchain": _integration("langchain", "langchain-tests"),
     "clients": Job("the server with clients of other libraries", _python("server/test_server_clients.py"), all=True,
                    hours=1, extra="clients"),
     "browser": Job("the dashboard in a browser",
@@ -120,7 +117,6 @@ JOBS: dict[str, Job] = {
     "templates": Job("every filter, test and function of jinja2 with hostile arguments",
                        _python("conversation/test_hostile_templates.py")),
     "others": Job("every other test that is marked slow or sample", ("tests/python",)),
-    "mutation": Job("five mutants of every folder", environment={"MPOOL_NIGHTLY_MUTANTS": "5"}, hours=10),
 }
 
 
@@ -141,9 +137,6 @@ def install(job: Job, folder: Path) -> str:
 
 def command(job: Job, part: str, out: Path, python: str = sys.executable) -> list[str]:
     """Return the command that runs a job with a Python. Its results go to the folder `out`."""
-    if not job.paths:
-        return [sys.executable, "tests/mutate.py", "--sample", variables(job)["MPOOL_NIGHTLY_MUTANTS"], "--out",
-                str(out), *shlex.split(part)]
     paths = list(job.paths)
     if paths == ["tests/python"]:
         paths += [f"--ignore={path}" for other in JOBS.values() for path in other.paths if path != "tests/python"]
@@ -175,7 +168,7 @@ def run(name: str, part: str) -> dict[str, Any]:
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             code = None
-        found = mutants(out / "results.jsonl") if not job.paths else junit(out / "junit.xml")
+        found = junit(out / "junit.xml")
     if code is None:
         found["failures"].append({"test": name, "message": f"did not end within {job.hours:g} hours"})
     elif code and not found["failures"]:
@@ -217,23 +210,6 @@ def of_junit(paths: Sequence[Path]) -> tuple[dict[str, Any], float, float]:
     suites = [suite for path in paths for suite in ElementTree.parse(path).iter("testsuite")]
     began = min(datetime.fromisoformat(suite.get("timestamp", "")).timestamp() for suite in suites)
     return junit(*paths), began, sum(float(suite.get("time", 0)) for suite in suites)
-
-
-def of_mutants(paths: Sequence[Path]) -> tuple[dict[str, Any], float, float]:
-    """As :func:`of_junit`, for results of tests/mutate.py: the seconds of all mutants, which end with the last file."""
-    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    seconds = sum(row["seconds"] for row in rows)
-    return mutants(*paths), max(path.stat().st_mtime for path in paths) - seconds, seconds
-
-
-def mutants(*paths: Path) -> dict[str, Any]:
-    """Read the results of tests/mutate.py: counts by status. Survivors are no failures: they need a reader."""
-    rows = [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
-    counts = collections.Counter(row["status"] for row in rows)
-    survivors = [f"{row['file']}:{row['line']} {row['operator']}" for row in rows
-                 if row["status"] in ("survived", "uncovered")]
-    return {"counts": dict(sorted(counts.items())), "failures": [], "skipped": {}, "slowest": [],
-            "survivors": survivors}
 
 
 def _test_id(classname: str, name: str) -> str:
@@ -322,8 +298,7 @@ def page(summary: Mapping[str, Any]) -> str:
         part = f" (only `{row['part']}`)" if row["part"] else ""
         lines.append(f"| {name} | {job.what}{part} | {row['date'][:10]} | `{row['commit'][:10]}`"
                      f"{'+' if row['commit'].endswith('+') else ''} | {result} | {row['seconds'] / 60:.0f} |")
-    for title, key in (("Failures", "failures"), ("Skipped tests", "skipped"), ("Slowest tests", "slowest"),
-                       ("Mutants that survived", "survivors")):
+    for title, key in (("Failures", "failures"), ("Skipped tests", "skipped"), ("Slowest tests", "slowest")):
         rows = [f"- {name}: {_shown(item, row[key])}" for name, row in summary.items() for item in row.get(key, [])]
         lines += ["", f"## {title}", "", *(rows or ["None."])]
     lines += ["", "## Machines", ""]
@@ -342,7 +317,7 @@ def _shown(item: Any, rows: Any) -> str:
         return f"{rows[item]} test{'s' * (rows[item] != 1)}: {item}"
     if isinstance(item, dict):
         return f"`{item['test']}`: {item['message']}"
-    return f"`{item[0]}`: {item[1]:g} s" if isinstance(item, list) else f"`{item}`"
+    return f"`{item[0]}`: {item[1]:g} s"
 
 
 # ---- command line ----
@@ -353,13 +328,12 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="run jobs and record them")
     running.add_argument("jobs", nargs="*", metavar="JOB", help="default: all but `aider`; see `list`")
-    running.add_argument("--part", default="", metavar="OPTIONS",
-                         help="further options of pytest, or of tests/mutate.py")
-    recording = commands.add_parser("record", help="record results of pytest --junitxml, or of tests/mutate.py")
+    running.add_argument("--part", default="", metavar="OPTIONS", help="further options of pytest")
+    recording = commands.add_parser("record", help="record results of pytest --junitxml")
     recording.add_argument("job", choices=list(JOBS))
     recording.add_argument("results", type=Path, nargs="+", help="files of results: one for each run of the job")
     recording.add_argument("--commit", help="default: the commit that is checked out")
-    recording.add_argument("--part", default="", metavar="OPTIONS", help="the options that selected tests or mutants")
+    recording.add_argument("--part", default="", metavar="OPTIONS", help="the options that selected tests")
     commands.add_parser("list", help="list the jobs")
     args = parser.parse_args()
     if args.command == "list":
@@ -369,7 +343,7 @@ def main() -> int:
     summary, failed = load(), False
     if args.command == "record":
         job = JOBS[args.job]
-        found, began, seconds = (of_junit if job.paths else of_mutants)(args.results)
+        found, began, seconds = of_junit(args.results)
         given = {key: os.environ[key] for key in job.environment if key in os.environ}
         row = record(args.part, found, args.commit or commit(), began, seconds, given)
         save({**summary, args.job: row})

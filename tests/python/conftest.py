@@ -1,8 +1,6 @@
 """Shared by all Python tests: the markers ``slow``, ``builds`` and ``sample``, the working directory, small models, a
 pool."""
 
-from __future__ import annotations
-
 import collections
 import gc
 import os
@@ -13,12 +11,9 @@ import zlib
 from collections.abc import Generator, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    import mpool
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = Path(__file__).parent / "helpers"
@@ -328,7 +323,7 @@ def llava() -> Path:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[mpool.Pool]:
+def pool() -> Iterator[Any]:
     """A pool for one module of tests."""
     import mpool  # imported late: tests of the C core need no extension
 

@@ -5,11 +5,11 @@
 
 /* Returns query, key and value of row `row` of the pass, which must be in the current block. */
 static float *query_key_value(const mp_attend *run, int row) {
-    return run->qkv + (size_t)(row - run->view->first) * (size_t)run->pass->model->qkv_width;
+    return run->qkv + (size_t)(row - run->view->first) * (size_t)run->attention->shape->qkv_width;
 }
 
-static bool in_integers(const mp_attend *run) { return run->pass->cache->group.dtype != MP_F32; }
-static bool in_bytes(const mp_attend *run) { return run->pass->cache->group.dtype == MP_I8; }
+static bool in_integers(const mp_attend *run) { return run->pass->cache->layout.dtype != MP_F32; }
+static bool in_bytes(const mp_attend *run) { return run->pass->cache->layout.dtype == MP_I8; }
 
 /* Rotates n components of a query, key, value or output, if the cache holds bytes. */
 static void spread(const mp_attend *run, float *x, int n) {
@@ -24,19 +24,19 @@ static float spread_inverse(const mp_attend *run, int n) {
 }
 
 /* Returns true if the norm applies to all heads of a row together. */
-static bool is_wide(const mp_attend *run, const mp_norm *norm) { return norm->n > run->pass->model->head_dim; }
+static bool is_wide(const mp_attend *run, const mp_norm *norm) { return norm->n > run->attention->shape->head_dim; }
 
 /* Norms queries and keys over all heads together, if the mixer has such norms. Ends with a barrier then. */
 static void norm_wide(const mp_attend *run) {
-    const mp_decoder *model = run->pass->model;
     const mp_paged_attention *attention = run->attention;
+    const mp_attention_shape *shape = attention->shape;
     const bool q = is_wide(run, &attention->q_norm), k = is_wide(run, &attention->k_norm);
     int64_t begin, end;
     if (!q && !k)
         return;
     mp_team_split(run->view->context.thread, run->view->rows, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
-        float *const row = run->qkv + r * model->qkv_width, *const keys = row + model->heads * model->head_dim;
+        float *const row = run->qkv + r * shape->qkv_width, *const keys = row + shape->heads * shape->head_dim;
         if (q)
             mp_norm_row(&attention->q_norm, row, row);
         if (k)
@@ -49,67 +49,68 @@ static void norm_wide(const mp_attend *run) {
 static void norm_and_rotate(const mp_attend *run, const mp_norm *norm, int row, float *x) {
     static const mp_norm none = {0};
     const mp_decoder *model = run->pass->model;
+    const mp_attention_shape *shape = run->attention->shape;
     const bool rotated = run->attention->rope >= 0;
     mp_attention_place(is_wide(run, norm) ? &none : norm, rotated ? &model->rope[0] : NULL,
                        rotated ? mp_decoder_rotation(run->pass, row, run->attention->rope) : NULL,
-                       model->rotated_from, 1, model->head_dim, x);
+                       shape->rotated_from, 1, shape->head_dim, x);
 }
 
 /* Rotates key head `head` of a row and stores it, with the value of that head, in the KV cache. */
 static void store_row(const mp_attend *run, const mp_row_seq *seq, int row, int head) {
-    const mp_decoder *model = run->pass->model;
-    float *k = query_key_value(run, seq->row0 + row) + (size_t)((model->heads + head) * model->head_dim);
-    float *v = query_key_value(run, seq->row0 + row) + (model->heads + model->kv_heads) * model->head_dim +
-               head * model->value_dim;
+    const mp_attention_shape *shape = run->attention->shape;
+    float *k = query_key_value(run, seq->row0 + row) + (size_t)((shape->heads + head) * shape->head_dim);
+    float *v = query_key_value(run, seq->row0 + row) + (shape->heads + shape->kv_heads) * shape->head_dim +
+               head * shape->value_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
     norm_and_rotate(run, &run->attention->k_norm, seq->row0 + row, k);
     float padded[MP_HEAD_MAX];
-    if (model->kv.v_dim > model->value_dim) { /* rows of V are padded with zeros: mp_kv_width */
-        memset(padded, 0, (size_t)model->kv.v_dim * sizeof *padded);
-        v = memcpy(padded, v, (size_t)model->value_dim * sizeof *padded);
+    if (shape->padded_dim > shape->value_dim) { /* rows of V are padded with zeros: mp_kv_width */
+        memset(padded, 0, (size_t)shape->padded_dim * sizeof *padded);
+        v = memcpy(padded, v, (size_t)shape->value_dim * sizeof *padded);
     }
     if (run->attention->balance)
-        for (int i = 0; i < model->head_dim; i++)
-            k[i] /= run->attention->balance[head * model->head_dim + i];
-    spread(run, k, model->head_dim);
-    spread(run, v, model->kv.v_dim);
-    mp_kv_put(run->pass->cache, block, run->attention->kv, head, position % MP_KV_BLOCK, k, v);
+        for (int i = 0; i < shape->head_dim; i++)
+            k[i] /= run->attention->balance[head * shape->head_dim + i];
+    spread(run, k, shape->head_dim);
+    spread(run, v, shape->padded_dim);
+    mp_kv_put(run->pass->cache, block, run->attention->store, head, position % MP_KV_BLOCK, k, v);
 }
 
 /* Rotates the query heads of group `head` of a row, and converts them to the type that the cache's kernels read. */
 static void rotate_queries(const mp_attend *run, const mp_row_seq *seq, int row, int head) {
-    const mp_decoder *model = run->pass->model;
+    const mp_attention_shape *shape = run->attention->shape;
     const mp_kernels *kernels = mp_kernels_get();
-    int group = mp_decoder_group(model);
-    float *q = query_key_value(run, seq->row0 + row) + (size_t)(head * group * model->head_dim);
+    int group = mp_attention_group(shape);
+    float *q = query_key_value(run, seq->row0 + row) + (size_t)(head * group * shape->head_dim);
     const float *balance = run->attention->balance;
     if (balance)
-        balance += mp_decoder_kv_head(model, head) * model->head_dim;
-    for (int g = 0; g < group; g++, q += model->head_dim) {
+        balance += mp_attention_kv_head(shape, head) * shape->head_dim;
+    for (int g = 0; g < group; g++, q += shape->head_dim) {
         norm_and_rotate(run, &run->attention->q_norm, seq->row0 + row, q);
         if (balance)
-            for (int i = 0; i < model->head_dim; i++)
+            for (int i = 0; i < shape->head_dim; i++)
                 q[i] *= balance[i];
-        spread(run, q, model->head_dim);
+        spread(run, q, shape->head_dim);
         if (in_integers(run))
-            kernels->attn_query_i16(q, model->head_dim);
+            kernels->attn_query_i16(q, shape->head_dim);
     }
 }
 
 static void store_all(const mp_attend *run) {
-    const mp_decoder *model = run->pass->model;
+    const mp_attention_shape *shape = run->attention->shape;
     int64_t begin, end;
-    mp_team_split(run->view->context.thread, (int64_t)run->view->rows * model->groups, 1, &begin, &end);
+    mp_team_split(run->view->context.thread, (int64_t)run->view->rows * shape->groups, 1, &begin, &end);
     int s = 0;
     for (int64_t i = begin; i < end; i++) { /* by row, then group; the first group of each KV head also stores the
                                              * head's key and value */
-        int row = run->view->first + (int)(i / model->groups), group = (int)(i % model->groups);
-        int head = mp_decoder_kv_head(model, group);
+        int row = run->view->first + (int)(i / shape->groups), group = (int)(i % shape->groups);
+        int head = mp_attention_kv_head(shape, group);
         while (row >= run->pass->rows.seq[s].row0 + run->pass->rows.seq[s].rows)
             s++;
         const mp_row_seq *seq = &run->pass->rows.seq[s];
-        if (group == 0 || mp_decoder_kv_head(model, group - 1) != head)
+        if (!run->attention->reads_only && (group == 0 || mp_attention_kv_head(shape, group - 1) != head))
             store_row(run, seq, row - seq->row0, head);
         rotate_queries(run, seq, row - seq->row0, group);
     }
@@ -119,30 +120,31 @@ static void store_all(const mp_attend *run) {
 static int first_block(const mp_attend *run, const mp_attention_unit *unit) {
     if (run->attention->window == 0)
         return unit->block0;
-    int seen = mp_kv_first_seen(&run->pass->model->kv, (int64_t)run->pass->rows.seq[unit->seq].past + unit->row0);
+    int seen = mp_kv_first_seen(run->attention->window, (int64_t)run->pass->rows.seq[unit->seq].past + unit->row0);
     return seen > unit->block0 ? seen : unit->block0;
 }
 
 /* Returns the arguments of the attention kernels for a unit. */
 static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) {
     const mp_decoder *model = run->pass->model;
+    const mp_attention_shape *shape = run->attention->shape;
     const mp_row_seq *seq = &run->pass->rows.seq[unit->seq];
-    int group = mp_decoder_group(model);
+    int group = mp_attention_group(shape), kv_head = mp_attention_kv_head(shape, unit->head);
     void **k = run->pointers, **v = k + run->pass->most_blocks;
     /* set the pointers of one block beyond the unit, too, if it exists: kernels prefetch the next block */
     int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
     for (int b = first_block(run, unit); b < blocks && b <= unit->block1; b++) {
-        k[b] = mp_kv_k(run->pass->cache, seq->blocks[b], run->attention->kv, mp_decoder_kv_head(model, unit->head));
-        v[b] = mp_kv_v(run->pass->cache, seq->blocks[b], run->attention->kv, mp_decoder_kv_head(model, unit->head));
+        k[b] = mp_kv_k(run->pass->cache, seq->blocks[b], run->attention->store, kv_head);
+        v[b] = mp_kv_v(run->pass->cache, seq->blocks[b], run->attention->store, kv_head);
     }
     return (mp_attn_kv){
-        .q = query_key_value(run, seq->row0 + unit->row0) + (size_t)(unit->head * group * model->head_dim),
-        .ldq = model->qkv_width,
-        .ldq_group = model->head_dim,
+        .q = query_key_value(run, seq->row0 + unit->row0) + (size_t)(unit->head * group * shape->head_dim),
+        .ldq = shape->qkv_width,
+        .ldq_group = shape->head_dim,
         .group = group,
-        .k_dim = model->head_dim,
-        .v_dim = model->kv.v_dim,
-        .scale = model->attention_scale * spread_inverse(run, model->head_dim),
+        .k_dim = shape->head_dim,
+        .v_dim = shape->padded_dim,
+        .scale = shape->scale * spread_inverse(run, shape->head_dim),
         .pos0 = (int64_t)seq->past + unit->row0,
         .window = run->attention->window,
         .softcap = model->attention_softcap,
@@ -168,17 +170,17 @@ static float output_factor(const mp_paged_attention *attention, int head, float 
 
 /* Normalises the outputs of a unit's rows and writes them to run->mixed. */
 static void finish_unit(const mp_attend *run, const mp_attention_unit *unit, const mp_attn_partial *state) {
-    const mp_decoder *model = run->pass->model;
+    const mp_attention_shape *shape = run->attention->shape;
     int row0 = run->pass->rows.seq[unit->seq].row0 + unit->row0 - run->view->first;
-    int group = mp_decoder_group(model), d = model->value_dim;
+    int group = mp_attention_group(shape), d = shape->value_dim;
     for (int r = 0; r < unit->rows; r++)
         for (int g = 0; g < group; g++) {
-            float *o = state->o + (size_t)(r * group + g) * (size_t)model->kv.v_dim;
+            float *o = state->o + (size_t)(r * group + g) * (size_t)shape->padded_dim;
             int at = r * group + g;
             float factor = output_factor(run->attention, unit->head * group + g, state->m[at], state->l[at]);
-            factor = run->scale * factor * spread_inverse(run, model->kv.v_dim);
-            spread(run, o, model->kv.v_dim);
-            float *out = run->mixed + (size_t)(row0 + r) * (size_t)(model->heads * d) +
+            factor = run->scale * factor * spread_inverse(run, shape->padded_dim);
+            spread(run, o, shape->padded_dim);
+            float *out = run->mixed + (size_t)(row0 + r) * (size_t)(shape->heads * d) +
                          (size_t)((unit->head * group + g) * d);
             for (int i = 0; i < d; i++)
                 out[i] = o[i] * factor;
@@ -188,28 +190,29 @@ static void finish_unit(const mp_attend *run, const mp_attention_unit *unit, con
 /* Returns the units of this thread in the current block: [*from, return value). */
 static int units_of(const mp_attend *run, int *from) {
     const mp_team_thread *thread = run->view->context.thread;
-    const int *at = run->pass->thread_units + (ptrdiff_t)run->view->block * (thread->count + 1) + thread->index;
+    const int *at = run->plan->thread_units + (ptrdiff_t)run->view->block * (thread->count + 1) + thread->index;
     *from = at[0];
     return at[1];
 }
 
 static void attend_units(const mp_attend *run) {
-    const mp_decoder *model = run->pass->model;
+    const mp_attention_shape *shape = run->attention->shape;
     const mp_kernels *kernels = mp_kernels_get();
-    const bool some = run->pass->mode == MP_ATTEND_TILES && run->view->outputs_only;
+    const bool some = run->plan->mode == MP_ATTEND_TILES && run->view->outputs_only;
     int u, end = units_of(run, &u);
     for (; u < end; u++) {
-        const mp_attention_unit *unit = &run->pass->units[u];
+        const mp_attention_unit *unit = &run->plan->units[u];
         int first, row0 = run->pass->rows.seq[unit->seq].row0 + unit->row0;
         if (some && mp_decoder_outputs_in(run->pass, row0, unit->rows, &first) == 0)
             continue;
-        if (run->pass->mode == MP_ATTEND_FUSED) {
-            store_row(run, &run->pass->rows.seq[unit->seq], 0, unit->head);
+        if (run->plan->mode == MP_ATTEND_FUSED) {
+            if (!run->attention->reads_only)
+                store_row(run, &run->pass->rows.seq[unit->seq], 0, unit->head);
             rotate_queries(run, &run->pass->rows.seq[unit->seq], 0, unit->head);
         }
         mp_attn_kv attention = describe(run, unit);
         mp_attn_partial state = running_state(run);
-        mp_attn_begin(unit->rows * attention.group, model->kv.v_dim, &state);
+        mp_attn_begin(unit->rows * attention.group, shape->padded_dim, &state);
         (in_bytes(run)      ? kernels->attn_kv_i8
          : in_integers(run) ? kernels->attn_kv_i16
                             : kernels->attn_kv)(&attention, unit->rows, first_block(run, unit), unit->block1, &state,
@@ -219,30 +222,31 @@ static void attend_units(const mp_attend *run) {
 }
 
 static mp_attn_partial block_partial(const mp_attend *run, int index) {
-    float *at = run->pass->partials + (size_t)index * mp_decoder_partial_floats(run->pass->model);
-    int group = mp_decoder_group(run->pass->model), d = run->pass->model->kv.v_dim;
+    const mp_attention_shape *shape = run->attention->shape;
+    float *at = run->pass->partials + (size_t)index * mp_attention_partial_floats(shape);
+    int group = mp_attention_group(shape), d = shape->padded_dim;
     return (mp_attn_partial){.o = at, .m = at + group * d, .l = at + group * (d + 1)};
 }
 
 static void merge_unit(const mp_attend *run, const mp_attention_unit *unit) {
-    const mp_decoder *model = run->pass->model;
+    const mp_attention_shape *shape = run->attention->shape;
     const mp_kernels *kernels = mp_kernels_get();
-    int group = mp_decoder_group(model);
+    int group = mp_attention_group(shape);
     mp_attn_partial state = running_state(run);
-    mp_attn_begin(group, model->kv.v_dim, &state);
+    mp_attn_begin(group, shape->padded_dim, &state);
     for (int b = first_block(run, unit); b < unit->block1; b++) {
         mp_attn_partial partial = block_partial(run, unit->partial + b);
-        kernels->attn_merge(group, model->kv.v_dim, &partial, &state);
+        kernels->attn_merge(group, shape->padded_dim, &partial, &state);
     }
     finish_unit(run, unit, &state);
 }
 
 static void attend_split(const mp_attend *run) {
-    const mp_decoder *model = run->pass->model;
+    const mp_attention_shape *shape = run->attention->shape;
     const mp_kernels *kernels = mp_kernels_get();
     int u, last = units_of(run, &u);
     for (; u < last; u++) {
-        const mp_attention_unit *unit = &run->pass->units[u];
+        const mp_attention_unit *unit = &run->plan->units[u];
         mp_attn_kv attention = describe(run, unit);
         for (int b = first_block(run, unit); b < unit->block1; b++) {
             mp_attn_partial partial = block_partial(run, unit->partial + b - unit->block0);
@@ -253,12 +257,12 @@ static void attend_split(const mp_attend *run) {
     }
     mp_team_barrier(run->view->context.thread);
     int64_t begin, end;
-    mp_team_split(run->view->context.thread, (int64_t)run->pass->rows.n_seq * model->groups, 1, &begin, &end);
+    mp_team_split(run->view->context.thread, (int64_t)run->pass->rows.n_seq * shape->groups, 1, &begin, &end);
     int first = 0; /* index of the partial of the unit's first block */
     for (int64_t i = 0; i < end; i++) {
-        int seq = (int)(i / model->groups);
+        int seq = (int)(i / shape->groups);
         int blocks = mp_decoder_blocks((int64_t)run->pass->rows.seq[seq].past + 1);
-        mp_attention_unit unit = {seq, (int)(i % model->groups), 0, 1, 0, blocks, first};
+        mp_attention_unit unit = {seq, (int)(i % shape->groups), 0, 1, 0, blocks, first};
         if (i >= begin)
             merge_unit(run, &unit);
         first += blocks;
@@ -267,11 +271,11 @@ static void attend_split(const mp_attend *run) {
 
 void mp_attend_rows(const mp_attend *run) {
     norm_wide(run);
-    if (run->pass->mode != MP_ATTEND_FUSED) {
+    if (run->plan->mode != MP_ATTEND_FUSED) {
         store_all(run);
         mp_team_barrier(run->view->context.thread);
     }
-    if (run->pass->mode == MP_ATTEND_SPLIT)
+    if (run->plan->mode == MP_ATTEND_SPLIT)
         attend_split(run);
     else
         attend_units(run);
@@ -280,33 +284,36 @@ void mp_attend_rows(const mp_attend *run) {
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
-static size_t qkv_bytes(const mp_decoder *model, int M) { return (size_t)M * (size_t)model->qkv_width * sizeof(float); }
-
-static size_t mixed_bytes(const mp_decoder *model, int M) {
-    return (size_t)M * (size_t)model->heads * (size_t)model->value_dim * sizeof(float);
+static size_t qkv_bytes(const mp_attention_shape *shape, int M) {
+    return (size_t)M * (size_t)shape->qkv_width * sizeof(float);
 }
 
-static size_t state_bytes(const mp_decoder *model) {
-    return MP_ATTN_ROWS * (size_t)(model->kv.v_dim + 2) * sizeof(float);
+static size_t mixed_bytes(const mp_attention_shape *shape, int M) {
+    return (size_t)M * (size_t)shape->heads * (size_t)shape->value_dim * sizeof(float);
 }
 
-size_t mp_attend_shared(const mp_decoder *model, int M) {
-    return mp_arena_cost(qkv_bytes(model, M)) + mp_arena_cost(mixed_bytes(model, M));
+static size_t state_bytes(const mp_attention_shape *shape) {
+    return MP_ATTN_ROWS * (size_t)(shape->padded_dim + 2) * sizeof(float);
 }
 
-size_t mp_attend_own(const mp_decoder *model, int most_blocks) {
-    return mp_arena_cost(mp_attn_kv_scratch(model->kv.v_dim)) + mp_arena_cost(state_bytes(model)) +
+size_t mp_attend_shared(const mp_attention_shape *shape, int M) {
+    return mp_arena_cost(qkv_bytes(shape, M)) + mp_arena_cost(mixed_bytes(shape, M));
+}
+
+size_t mp_attend_own(const mp_attention_shape *shape, int most_blocks) {
+    return mp_arena_cost(mp_attn_kv_scratch(shape->padded_dim)) + mp_arena_cost(state_bytes(shape)) +
            mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
 }
 
 mp_attend mp_attend_begin(const mp_decoder_pass *pass, const mp_decoder_view *view,
                           const mp_paged_attention *attention, float scale, uint8_t **shared, uint8_t **own) {
-    const mp_decoder *model = pass->model;
+    const mp_attention_shape *shape = attention->shape;
     mp_attend run = {.pass = pass, .view = view, .attention = attention, .scale = scale};
-    run.qkv = mp_scratch_take(shared, qkv_bytes(model, pass->block_rows));
-    run.mixed = mp_scratch_take(shared, mixed_bytes(model, pass->block_rows));
-    run.kernel_scratch = mp_scratch_take(own, mp_attn_kv_scratch(model->kv.v_dim));
-    run.state = mp_scratch_take(own, state_bytes(model));
+    run.plan = mp_attention_plan_of(pass, shape);
+    run.qkv = mp_scratch_take(shared, qkv_bytes(shape, pass->block_rows));
+    run.mixed = mp_scratch_take(shared, mixed_bytes(shape, pass->block_rows));
+    run.kernel_scratch = mp_scratch_take(own, mp_attn_kv_scratch(shape->padded_dim));
+    run.state = mp_scratch_take(own, state_bytes(shape));
     run.pointers = mp_scratch_take(own, 2 * (size_t)pass->most_blocks * sizeof(void *));
     return run;
 }
@@ -314,32 +321,35 @@ mp_attend mp_attend_begin(const mp_decoder_pass *pass, const mp_decoder_view *vi
 /* ---- the mixer --------------------------------------------------------------------------------------------------- */
 
 mp_status mp_attend_read_options(const mp_layer_reader *reader, mp_paged_attention *attention, mp_error *error) {
-    const mp_decoder *model = reader->model;
+    const mp_attention_shape *shape = attention->shape;
     const bool wide = reader->flags & MP_DECODER_QUERY_NORMS, norms = wide || reader->flags & MP_DECODER_HEAD_NORMS;
-    const int32_t q = wide ? model->heads * model->head_dim : model->head_dim;
-    const int32_t k = wide ? model->kv_heads * model->head_dim : model->head_dim;
+    const int32_t q = wide ? shape->heads * shape->head_dim : shape->head_dim;
+    const int32_t k = wide ? shape->kv_heads * shape->head_dim : shape->head_dim;
     MP_TRY(mp_reader_norm(reader, &attention->q_norm, "attn_q_norm", q, norms, error));
     MP_TRY(mp_reader_norm(reader, &attention->k_norm, "attn_k_norm", k, norms, error));
-    return mp_reader_vector(reader, &attention->sinks, "attn_sinks", model->heads,
+    return mp_reader_vector(reader, &attention->sinks, "attn_sinks", shape->heads,
                             (reader->flags & MP_DECODER_SINKS) != 0, error);
 }
 
 static mp_status read_attention(const mp_layer_reader *reader, mp_mixer *mixer, mp_error *error) {
     const mp_decoder *model = reader->model;
-    const int32_t kv = model->kv_heads * model->head_dim;
-    const mp_reader_part qkv[] = {{"attn_q", model->heads * model->head_dim}, {"attn_k", kv}, {"attn_v", kv}};
+    const mp_attention_shape *shape = mixer->attention.shape = mp_decoder_shape(model, reader->index);
+    const int32_t kv = shape->kv_heads * shape->head_dim;
+    const mp_reader_part qkv[] = {{"attn_q", shape->heads * shape->head_dim}, {"attn_k", kv}, {"attn_v", kv}};
     const mp_reader_part out = {"attn_output", model->hidden};
     MP_TRY(mp_reader_linear(reader, &mixer->attention.qkv, qkv, 3, model->hidden, 1, error));
-    MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, model->heads * model->value_dim, model->residual_scale,
+    MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, shape->heads * shape->value_dim, model->residual_scale,
                             error));
     return mp_attend_read_options(reader, &mixer->attention, error);
 }
 
 static void attention_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks,
                             mp_block_needs *needs) {
+    (void)model;
     mp_needs_linear(needs, &mixer->attention.qkv, M);
     mp_needs_linear(needs, &mixer->out, M);
-    mp_needs_scratch(needs, mp_attend_shared(model, M), mp_attend_own(model, most_blocks));
+    mp_needs_scratch(needs, mp_attend_shared(mixer->attention.shape, M),
+                     mp_attend_own(mixer->attention.shape, most_blocks));
 }
 
 static void attention_cost(const mp_mixer *mixer, mp_block_cost *cost) {
@@ -351,13 +361,14 @@ static void attention_cost(const mp_mixer *mixer, mp_block_cost *cost) {
 static mp_mixed attention_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_mixer *mixer,
                               const float *in, float scale) {
     const mp_decoder *model = pass->model;
+    const mp_attention_shape *shape = mixer->attention.shape;
     uint8_t *shared = pass->shared, *own = view->own;
     const mp_attend run = mp_attend_begin(pass, view, &mixer->attention, scale, &shared, &own);
     mp_row_linear(&view->context, &mixer->attention.qkv, in, model->hidden, view->rows, NULL, run.qkv,
-                  model->qkv_width);
+                  shape->qkv_width);
     mp_team_barrier(view->context.thread);
     mp_attend_rows(&run);
-    return (mp_mixed){run.mixed, (int64_t)model->heads * model->value_dim};
+    return (mp_mixed){run.mixed, (int64_t)shape->heads * shape->value_dim};
 }
 
 const mp_mixer_ops mp_mixer_attention = {read_attention, attention_needs, attention_cost, attention_mix, true};

@@ -18,7 +18,8 @@ typedef struct mp_attend { /* a thread's call for one row block */
     const mp_decoder_pass *pass;
     const mp_decoder_view *view;
     const mp_paged_attention *attention;
-    float *qkv;   /* [rows, qkv_width] */
+    const mp_attention_plan *plan;
+    float *qkv;   /* [rows, qkv_width] queries, keys, values; a mixer that only reads sets the queries */
     float *mixed; /* [rows, heads * value_dim] the output */
     float scale;  /* factor on the output */
     void *kernel_scratch; /* the following three are the thread's own */
@@ -27,14 +28,14 @@ typedef struct mp_attend { /* a thread's call for one row block */
 } mp_attend;
 
 /* Bytes of qkv and mixed for blocks of up to M rows. */
-size_t mp_attend_shared(const mp_decoder *model, int M);
+size_t mp_attend_shared(const mp_attention_shape *shape, int M);
 /* Bytes of a thread's scratch. */
-size_t mp_attend_own(const mp_decoder *model, int most_blocks);
+size_t mp_attend_own(const mp_attention_shape *shape, int most_blocks);
 /* Takes qkv and mixed from *shared, and the thread's scratch from *own. */
 mp_attend mp_attend_begin(const mp_decoder_pass *pass, const mp_decoder_view *view,
                           const mp_paged_attention *attention, float scale, uint8_t **shared, uint8_t **own);
-/* Rotates the rows of qkv, stores keys and values in the cache, and attends. qkv must be complete. Ends with a
- * barrier. */
+/* Rotates the rows of qkv, stores keys and values in the cache unless the mixer only reads them, and attends. qkv must
+ * be complete. Ends with a barrier. */
 void mp_attend_rows(const mp_attend *run);
 /* Reads the options of attention: norms of queries and keys, sinks. */
 mp_status mp_attend_read_options(const mp_layer_reader *reader, mp_paged_attention *attention, mp_error *error);

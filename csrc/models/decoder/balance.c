@@ -22,10 +22,10 @@ enum {
  * rotated. */
 static int partner(const mp_decoder *model, const mp_paged_attention *attention, int i) {
     const mp_rope *rope = &model->rope[0];
-    const int at = i - model->rotated_from;
+    const int from = attention->shape->rotated_from, at = i - from;
     if (attention->rope < 0 || at < 0 || at >= rope->dim)
         return i;
-    return model->rotated_from + (rope->neox ? (at + rope->dim / 2) % rope->dim : at ^ 1);
+    return from + (rope->neox ? (at + rope->dim / 2) % rope->dim : at ^ 1);
 }
 
 /* Returns the mean square of the outputs of rows [first, first + rows) of a part of the projection, without the bias.
@@ -52,7 +52,7 @@ static double output_square(const mp_linear *qkv, const float *norm, int part, i
  * rotary pair. vectors: [heads, head_dim] biases or weights of norms, `stride` apart. */
 static void measure(const mp_decoder *model, const mp_paged_attention *attention, const float *vectors, int heads,
                     int stride, float *squares) {
-    for (int i = 0; i < model->head_dim; i++) {
+    for (int i = 0; i < attention->shape->head_dim; i++) {
         float sum = 0;
         for (int h = 0; h < heads; h++) {
             const float x = vectors[h * stride + i], y = vectors[h * stride + partner(model, attention, i)];
@@ -65,7 +65,8 @@ static void measure(const mp_decoder *model, const mp_paged_attention *attention
 /* Writes the factors of one KV head and of its query heads. row: [hidden] scratch. */
 static void balance_head(const mp_decoder *model, const mp_paged_attention *attention, const float *norm, int head,
                          float *row, float *factors) {
-    const int d = model->head_dim, group = model->heads / model->kv_heads;
+    const mp_attention_shape *shape = attention->shape;
+    const int d = shape->head_dim, group = shape->heads / shape->kv_heads;
     double q_rest = 0, k_rest = 0; /* squared sizes without the biases */
     float q[MP_HEAD_MAX], k[MP_HEAD_MAX];
     if (attention->k_norm.weight) {
@@ -76,7 +77,7 @@ static void balance_head(const mp_decoder *model, const mp_paged_attention *atte
     } else {
         const mp_linear *qkv = &attention->qkv;
         measure(model, attention, qkv->bias + head * group * d, group, d, q);
-        measure(model, attention, qkv->bias + (model->heads + head) * d, 1, 0, k);
+        measure(model, attention, qkv->bias + (shape->heads + head) * d, 1, 0, k);
         q_rest = output_square(qkv, norm, 0, head * group * d, group * d, row);
         k_rest = output_square(qkv, norm, 1, head * d, d, row);
     }
@@ -90,22 +91,35 @@ static void balance_head(const mp_decoder *model, const mp_paged_attention *atte
 /* Returns true if a mixer has factors. Without biases and norms, all components of a head would have the same factor,
  * which changes no ratio to the largest of them. */
 static bool has_factors(const mp_mixer *mixer) {
-    return mixer->ops->balances && (mixer->attention.qkv.bias || mixer->attention.k_norm.weight);
+    return mixer->ops->balances && !mixer->attention.reads_only &&
+           (mixer->attention.qkv.bias || mixer->attention.k_norm.weight);
+}
+
+static size_t factors_of(const mp_paged_attention *attention) {
+    return (size_t)attention->shape->kv_heads * (size_t)attention->shape->head_dim;
+}
+
+/* Gives a mixer that only reads keys the factors of the mixer that stores them. */
+static void share_factors(mp_decoder *model, mp_paged_attention *reader) {
+    const mp_mixer *mixer;
+    for (int i = 0; i < model->layer_count; i++)
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
+            if (!mixer->attention.reads_only && mixer->attention.store == reader->store)
+                reader->balance = mixer->attention.balance;
 }
 
 mp_status mp_decoder_balance(mp_decoder *model, mp_error *error) {
-    const size_t per_mixer = (size_t)model->kv_heads * (size_t)model->head_dim;
-    size_t mixers = 0; /* with factors */
+    size_t count = 0; /* factors of all mixers */
     mp_mixer *mixer;
     mp_sublayer *sub;
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
-            mixers += has_factors(mixer);
-    if (mixers == 0)
+            count += has_factors(mixer) ? factors_of(&mixer->attention) : 0;
+    if (count == 0)
         return MP_OK;
-    model->balance = mp_alloc_array(mixers * per_mixer, sizeof *model->balance, MP_TAG_WEIGHTS);
+    model->balance = mp_alloc_array(count, sizeof *model->balance, MP_TAG_WEIGHTS);
     if (!model->balance)
-        return mp_fail_memory(error, (uint64_t)mixers * per_mixer * sizeof *model->balance, "the factors of keys");
+        return mp_fail_memory(error, (uint64_t)count * sizeof *model->balance, "the factors of keys");
     float *row = mp_alloc_array((size_t)model->hidden, sizeof *row, MP_TAG_SCRATCH), *factors = model->balance;
     if (!row)
         return mp_fail_memory(error, (uint64_t)model->hidden * sizeof *row, "a row of weights");
@@ -114,9 +128,15 @@ mp_status mp_decoder_balance(mp_decoder *model, mp_error *error) {
             if (!has_factors(mixer))
                 continue;
             mixer->attention.balance = factors;
-            for (int head = 0; head < model->kv_heads; head++, factors += model->head_dim)
+            for (int head = 0; head < mixer->attention.shape->kv_heads; head++) {
                 balance_head(model, &mixer->attention, sub->norm.weight, head, row, factors);
+                factors += mixer->attention.shape->head_dim;
+            }
         }
     mp_free(row);
+    for (int i = 0; i < model->layer_count; i++)
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
+            if (mixer->attention.reads_only)
+                share_factors(model, &mixer->attention);
     return MP_OK;
 }

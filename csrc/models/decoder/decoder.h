@@ -23,14 +23,11 @@ typedef struct mp_decoder {
     mp_weight_store store;
     float *balance;    /* memory of the layers' `balance`, or NULL */
     mp_adapters adapters;
-    int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
-    int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key); in the KV cache and in
-                           * attention, the rows of values are padded to kv.v_dim */
-    int32_t scored;       /* components of a head's query as trained: attention_scale is 1 / sqrt(scored) by default */
-    int32_t rotated_from; /* the first component of a head that is rotated */
-    int32_t groups;       /* attention groups; the heads of a group share one KV head */
+    int32_t hidden, layer_count, vocab, context;
+    mp_attention_shape *shapes; /* [shape_count] the different sizes of the layers' attention */
+    uint16_t *layer_shapes;     /* [layer_count] index of each layer's shape */
+    int shape_count;
     int32_t dense_ffn, shared_ffn; /* width in layers without experts; width of the shared expert (0: none) */
-    int32_t qkv_width;    /* (heads + kv_heads) * head_dim + kv_heads * value_dim */
     mp_mla latent;
     mp_norm like; /* `eps` and `root` of the norms of layers and output */
     float latent_eps;
@@ -40,7 +37,6 @@ typedef struct mp_decoder {
         mp_routing routing;
         float clamp; /* see mp_experts */
     } experts;
-    float attention_scale;   /* factor on products of queries and keys */
     float attention_softcap; /* soft cap of attention scores; 0 = none */
     float output_softcap;    /* soft cap of logits, after output_scale; 0 = none */
     float embedding_scale, output_scale;
@@ -57,7 +53,8 @@ typedef struct mp_decoder {
     mp_decoder_layer *layers;
     int last_mixed; /* index of the last layer that has a mixer; -1: none has one */
     int barriers;   /* about the number of barriers of a pass */
-    mp_kv_group kv; /* all windowed layers have the same window */
+    mp_kv_store *stores; /* one for each mixer that stores keys and values */
+    mp_kv_layout kv;     /* how blocks hold `stores` */
     struct mp_vision *vision; /* the part that turns images into rows (decoder/images.h), or NULL */
     struct mp_decoder *draft; /* owned draft model (decoder/drafting.h), or NULL */
     uint32_t max_token_bytes;
@@ -103,15 +100,20 @@ typedef struct mp_attention_unit { /* attention work of one KV head of one seque
     int partial; /* split mode: index of block0's partial */
 } mp_attention_unit;
 
+typedef struct mp_attention_plan { /* the work of all mixers of one shape */
+    enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode; /* see decoder/attention.h */
+    mp_attention_unit *units;
+    int *thread_units; /* [block_count, threads + 1] first unit of each thread in each block */
+    int unit_count;
+} mp_attention_plan;
+
 typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_decoder_plan_pass */
     const mp_decoder *model;
     const mp_kv_cache *cache;
     mp_rows rows;
-    enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode; /* see decoder/attention.h */
     int block_count, block_rows; /* row blocks: decoder/pass.h; the last may have fewer rows */
-    mp_attention_unit *units;
-    int *thread_units; /* [block_count, threads + 1] first unit of each thread in each block */
-    int unit_count, most_blocks;
+    mp_attention_plan *attention; /* [shape_count] */
+    int most_blocks; /* KV blocks of the longest sequence */
     /* x [M, hidden]: the residual sums; cos_sin [M, ropes, dim]. For the current row block: normed [rows, hidden];
      * acts, prepared activations; shared, the scratch of the current block of the layer, and at the end the gathered
      * output rows. partials: mp_decoder_partial_floats for each KV block of a unit; split mode only. */

@@ -114,20 +114,20 @@ static void pass_body(const mp_team_thread *thread, void *arg) { mp_decoder_forw
 /* Adds a sequence to the rows of a pass. Returns false if there is no memory for its KV blocks. */
 static bool add_rows(mp_drafter *drafter, draft_seq *one, mp_rows *rows, int32_t *id) {
     mp_shadow *shadow = one->seq->shadow;
-    mp_sequence *seq = &shadow->seq;
+    mp_cached *cached = &shadow->cached;
     int needed = shadow->tentative + one->rows;
-    if (mp_sequence_extend(seq, &drafter->cache, &needed, NULL) != MP_OK)
+    if (mp_cached_take(cached, &drafter->cache, &needed, NULL) != MP_OK)
         return false;
-    if (seq->cached == one->seq->count) /* its last draft token */
+    if (cached->count == one->seq->count) /* its last draft token */
         id[rows->M] = one->seq->draft.tokens[shadow->tentative];
     else
-        memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)one->rows * sizeof *id);
+        memcpy(id + rows->M, one->seq->tokens + cached->count, (size_t)one->rows * sizeof *id);
     rows->seq[rows->n_seq++] = (mp_row_seq){
         .row0 = rows->M,
         .rows = one->rows,
-        .past = seq->cached + shadow->tentative,
-        .is_long = seq->chain.scope.variant != 0,
-        .blocks = seq->blocks,
+        .past = cached->count + shadow->tentative,
+        .is_long = cached->chain.scope.variant != 0,
+        .blocks = cached->blocks,
     };
     rows->M += one->rows;
     if (one->output)
@@ -172,11 +172,10 @@ static void finish_pass(draft_step *step, const mp_decoder_pass *pass, mp_candid
         mp_shadow *shadow = one->seq->shadow;
         if (one->over)
             continue;
-        if (shadow->seq.cached == one->seq->count) { /* the row of a draft token */
+        if (shadow->cached.count == one->seq->count) { /* the row of a draft token */
             shadow->tentative++;
         } else {
-            shadow->seq.cached += one->rows;
-            mp_sequence_publish(&shadow->seq, &engine->drafter.cache);
+            mp_cached_publish(&shadow->cached, &engine->drafter.cache, one->seq->tokens, one->rows, true);
             one->over = !one->output; /* the rest of the prompt follows in later steps */
         }
         if (!one->output)
@@ -242,7 +241,7 @@ static mp_shadow *open_shadow(mp_text_engine *engine, const mp_item *item, mp_se
         return NULL;
     if (!shadow->cache) {
         const bool is_long = mp_decoder_is_long(drafter->model, (const mp_text_request *)item->request);
-        shadow->seq.chain = mp_prefix_begin(&drafter->cache, mp_cache_scope_of(item, is_long));
+        mp_cached_begin(&shadow->cached, &drafter->cache, mp_cache_scope_of(item, is_long));
         shadow->cache = &drafter->cache;
         shadow->next = drafter->shadows;
         shadow->link = &drafter->shadows;
@@ -251,10 +250,9 @@ static mp_shadow *open_shadow(mp_text_engine *engine, const mp_item *item, mp_se
         drafter->shadows = shadow;
     }
     shadow->tentative = 0;
-    shadow->seq.count = seq->count;
-    if (shadow->seq.cached + 1 < seq->count)
-        mp_sequence_reuse(&shadow->seq, &drafter->cache, seq->count - 1);
-    for (int32_t i = shadow->seq.cached; i < seq->count; i++)
+    if (shadow->cached.count + 1 < seq->count)
+        mp_cached_reach(&shadow->cached, &drafter->cache, seq->tokens, seq->count - 1);
+    for (int32_t i = shadow->cached.count; i < seq->count; i++)
         shadow->off |= seq->tokens[i] < 0 || seq->tokens[i] >= drafter->model->vocab;
     return shadow->off ? NULL : shadow;
 }
@@ -276,12 +274,12 @@ static int64_t list_sequences(draft_step *step, const mp_plan *plan, mp_step_seq
         const mp_text_request *request = (const mp_text_request *)item->request;
         const int left = request->n_prompt + request->sampling.max_tokens - seq->count;
         *tokens += left < HORIZON ? left : HORIZON;
-        behind += seq->count - shadow->seq.cached - 1;
+        behind += seq->count - shadow->cached.count - 1;
         step->seqs[step->n++] = (draft_seq){.seq = seq,
                                             .item = item,
                                             .choice = steps[i]->choice,
                                             .most = most,
-                                            .rows = seq->count - shadow->seq.cached};
+                                            .rows = seq->count - shadow->cached.count};
     }
     return behind;
 }

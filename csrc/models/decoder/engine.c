@@ -164,7 +164,7 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
             *masks |= !may;
             continue;
         }
-        int left = seq->count - seq->cached, tile;
+        int left = seq->count - seq->cached.count, tile;
         rows += mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
                                 left < STEP_ROWS ? left : STEP_ROWS, &tile);
         *missing = *missing < 0 ? tile : *missing;
@@ -336,7 +336,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 sample_deferred(engine, item, c, &outcomes[p]);
             if (outcomes[p] != MP_OUTCOME_MORE)
                 break;
-            int missing, want = seq->done ? 0 : seq->count - seq->cached; /* 0 also while the sequence waits */
+            int missing, want = seq->done ? 0 : seq->count - seq->cached.count; /* 0 also while the sequence waits */
             want = mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
                                    want < left ? want : left, &missing);
             if (want == 0)
@@ -355,7 +355,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 
 static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
     const mp_text_request *request = (const mp_text_request *)plan->items[step->plan]->request;
-    return request->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
+    return request->prompt_done_ns && step->seq->cached.count + 1 == step->seq->count;
 }
 
 /* Adds drafts to decoding sequences. Returns the number of draft tokens. `rows`: rows of the step so far. */
@@ -390,7 +390,7 @@ static void take_draft_blocks(mp_text_engine *engine) {
         if (step->drafts == 0)
             continue;
         int rows = step->rows + step->drafts;
-        mp_sequence_extend(step->seq, &engine->cache, &rows, NULL);
+        mp_cached_take(&step->seq->cached, &engine->cache, &rows, NULL);
         step->drafts = rows - step->rows;
     }
 }
@@ -408,14 +408,14 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             if (outcomes[p] != MP_OUTCOME_MORE)
                 continue;
             int wanted = step.rows;
-            mp_status extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+            mp_status extended = mp_cached_take(&step.seq->cached, &engine->cache, &step.rows, &item->error);
             if (extended != MP_OK && mp_drafter_release(&engine->drafter) > 0) {
                 step.rows = wanted;
-                extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+                extended = mp_cached_take(&step.seq->cached, &engine->cache, &step.rows, &item->error);
             }
-            if (extended != MP_OK && mp_images_shrink(engine->images, engine->cache.kv.block_bytes) > 0) {
+            if (extended != MP_OK && mp_images_shrink(engine->images, mp_prefix_block_bytes(&engine->cache)) > 0) {
                 step.rows = wanted;
-                extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+                extended = mp_cached_take(&step.seq->cached, &engine->cache, &step.rows, &item->error);
             }
             status = status == MP_OK ? extended : status;
             if (step.rows > 0)
@@ -441,7 +441,7 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
         if (id[row0 + i] >= 0)
             continue;
         int64_t source;
-        const int32_t position = step->seq->cached + i;
+        const int32_t position = step->seq->cached.count + i;
         const float *row = mp_images_row(engine->images, request, item->state, position, &source);
         rows->vector[row0 + i] = row;
         id[row0 + i] = 0;
@@ -479,24 +479,25 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         mp_text_request *request = (mp_text_request *)plan->items[step->plan]->request;
         const mp_sequence_group *group = plan->items[step->plan]->state;
         const mp_request_images *images = group->images;
-        memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
+        memcpy(id + rows->M, seq->tokens + seq->cached.count, (size_t)step->rows * sizeof *id);
         memcpy(id + rows->M + step->rows, seq->draft.tokens, (size_t)step->drafts * sizeof *id);
         if (rows->vector)
             fill_vectors(engine, plan->items[step->plan], step, rows->M, rows, id);
-        bool last = seq->cached + step->rows == seq->count;
-        int prompt_left = request->n_prompt - seq->cached; /* negative once the sequence decodes */
+        bool last = seq->cached.count + step->rows == seq->count;
+        int prompt_left = request->n_prompt - seq->cached.count; /* negative once the sequence decodes */
         bool all = request->want_prompt_logits && step->choice == 0 && prompt_left > 0;
         rows->seq[s] = (mp_row_seq){
             .row0 = rows->M,
             .rows = step->rows + step->drafts,
-            .past = seq->cached,
+            .past = seq->cached.count,
             .is_long = mp_decoder_is_long(engine->model, request),
             .adapter = group->adapter,
-            .blocks = seq->blocks,
+            .blocks = seq->cached.blocks,
             .positions = images ? (const int32_t (*)[3])images->positions : NULL,
             .n_positions = request->n_prompt,
             .shift = images ? images->shift : 0,
-            .all_outputs = all ? request->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
+            .all_outputs =
+                all ? request->prompt_logits + (size_t)seq->cached.count * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < prompt_left ? step->rows : prompt_left,
         };
         rows->M += step->rows + step->drafts;
@@ -526,7 +527,7 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
         const mp_sequence_group *state = item->state;
         mp_text_request *request = (mp_text_request *)item->request;
         bool done = true, waits = true;
-        uint32_t cursor = (uint32_t)(request->prompt_done_ns ? request->n_prompt : state->seqs[0].cached);
+        uint32_t cursor = (uint32_t)(request->prompt_done_ns ? request->n_prompt : state->seqs[0].cached.count);
         for (int c = 0; c < state->n; c++) {
             done &= state->seqs[c].done;
             waits &= state->seqs[c].done || state->seqs[c].awaits_mask;
@@ -744,7 +745,7 @@ static void engine_destroy(mp_engine *base) {
 /* Excludes the draft indexes of running sequences. */
 static uint64_t engine_bytes(const mp_engine *base) {
     const mp_text_engine *engine = (const mp_text_engine *)base;
-    return engine->charged + mp_kv_charged(&engine->cache.kv) + mp_kv_charged(&engine->drafter.cache.kv) +
+    return engine->charged + mp_prefix_bytes(&engine->cache) + mp_prefix_bytes(&engine->drafter.cache) +
            mp_images_bytes(engine->images);
 }
 

@@ -7,45 +7,70 @@
 
 enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_EXPERTS = 4096 };
 
+void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape) {
+    int at = 0;
+    shape.padded_dim = mp_kv_width(shape.value_dim);
+    shape.qkv_width = (shape.heads + shape.kv_heads) * shape.head_dim + shape.kv_heads * shape.value_dim;
+    while (at < model->shape_count && memcmp(&model->shapes[at], &shape, sizeof shape) != 0)
+        at++;
+    if (at == model->shape_count)
+        model->shapes[model->shape_count++] = shape;
+    model->layer_shapes[layer] = (uint16_t)at;
+}
+
+/* Reads the sizes of heads, which all layers share, and the numbers of heads, which may differ between layers. */
 static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t heads, kv_heads, key, value, absent = 0, hidden = model->hidden;
-    MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count", 1, hidden, NULL, &heads, error));
-    MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count_kv", 1, heads, &heads, &kv_heads, error));
+    int64_t heads[MP_DECODER_LAYERS], kv_heads[MP_DECODER_LAYERS], key, value, absent = 0;
+    int64_t hidden = model->hidden, most = 1;
+    const int layers = model->layer_count;
+    MP_TRY(mp_spec_ints(spec, "{arch}.attention.head_count", layers, 1, hidden, NULL, heads, error));
+    for (int i = 0; i < layers; i++)
+        most = heads[i] > most ? heads[i] : most;
+    MP_TRY(mp_spec_ints(spec, "{arch}.attention.head_count_kv", layers, 1, most, &absent, kv_heads, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MP_HEAD_MAX, &absent, &key, error));
     if (key == absent) {
-        if (hidden % heads || hidden / heads > MP_HEAD_MAX)
+        if (hidden % heads[0] || hidden / heads[0] > MP_HEAD_MAX)
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
                                 "a divisor of the width that leaves a head size of at most 1,024", "%lld of width %lld",
-                                (long long)heads, (long long)hidden);
-        key = hidden / heads;
+                                (long long)heads[0], (long long)hidden);
+        key = hidden / heads[0];
     }
     MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MP_HEAD_MAX, &key, &value, error));
-    if (heads % kv_heads)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
-                            "a divisor of the number of heads", "%lld of %lld heads", (long long)kv_heads,
-                            (long long)heads);
+    for (int i = 0; i < layers; i++) {
+        kv_heads[i] = kv_heads[i] == absent ? heads[i] : kv_heads[i];
+        if (heads[i] % kv_heads[i])
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
+                                "a divisor of the number of heads", "%lld of %lld heads", (long long)kv_heads[i],
+                                (long long)heads[i]);
+    }
     if (key != value || key % 2)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.key_length",
                             "an even number equal to value_length", "%lld, with a value_length of %lld",
                             (long long)key, (long long)value);
-    if (heads / kv_heads > MP_ATTN_ROWS)
-        return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "attention.head_count_kv",
-                            "at most 64 heads per KV head", "%lld for %lld heads", (long long)kv_heads,
-                            (long long)heads);
-    model->heads = (int32_t)heads;
-    model->kv_heads = model->groups = (int32_t)kv_heads;
-    model->head_dim = model->value_dim = model->scored = (int32_t)key;
+    for (int i = 0; i < layers; i++) {
+        if (heads[i] / kv_heads[i] > MP_ATTN_ROWS)
+            return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "attention.head_count_kv",
+                                "at most 64 heads per KV head", "%lld for %lld heads", (long long)kv_heads[i],
+                                (long long)heads[i]);
+        mp_decoder_set_shape(model, i, (mp_attention_shape){.heads = (int32_t)heads[i],
+                                                            .kv_heads = (int32_t)kv_heads[i],
+                                                            .groups = (int32_t)kv_heads[i],
+                                                            .head_dim = (int32_t)key,
+                                                            .value_dim = (int32_t)value,
+                                                            .scale = 1 / sqrtf((float)key)});
+    }
     return MP_OK;
 }
 
 /* Reads the scale factors of some families, and the soft caps of scores and logits. */
 static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    float attention_scale;
     const struct {
         const char *key;
         float *scale;
         double low, otherwise;
     } scales[] = {
-        {"mpool.attention_scale", &model->attention_scale, 1e-9, (double)(1 / sqrtf((float)model->scored))},
+        {"mpool.attention_scale", &attention_scale, 1e-9, 0},
         {"mpool.embedding_scale", &model->embedding_scale, 1e-9, 1},
         {"mpool.residual_scale", &model->residual_scale, 1e-9, 1},
         {"mpool.output_scale", &model->output_scale, 1e-9, 1},
@@ -57,6 +82,8 @@ static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *e
         MP_TRY(mp_spec_float(spec, scales[i].key, scales[i].low, 1e9, &scales[i].otherwise, &value, error));
         *scales[i].scale = (float)value;
     }
+    for (int i = 0; i < model->shape_count && attention_scale > 0; i++)
+        model->shapes[i].scale = attention_scale;
     return MP_OK;
 }
 
@@ -109,11 +136,14 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     model->like = (mp_norm){.eps = (float)eps, .root = root};
     MP_TRY(mp_spec_float(spec, "mpool.latent_epsilon", 1e-30, 1, &eps, &latent_eps, error));
     model->latent_eps = (float)latent_eps;
+    model->shapes = mp_alloc_array((size_t)layers, sizeof *model->shapes, MP_TAG_WEIGHTS);
+    model->layer_shapes = mp_alloc_array((size_t)layers, sizeof *model->layer_shapes, MP_TAG_WEIGHTS);
+    if (!model->shapes || !model->layer_shapes)
+        return mp_fail_memory(error, (uint64_t)layers * sizeof *model->shapes, "the sizes of heads");
     if (flags & MP_DECODER_LATENT_ATTENTION)
         MP_TRY(mp_mla_read_sizes(model, spec, error));
     else
         MP_TRY(read_heads(model, spec, error));
-    model->qkv_width = (model->heads + model->kv_heads) * model->head_dim + model->kv_heads * model->value_dim;
     MP_TRY(read_scales(model, spec, error));
     MP_TRY(read_experts(model, spec, error));
     return mp_model_activation(spec, "mpool.activation", "silu", &model->act, error);
@@ -184,7 +214,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     /* GGUF files hold the query and key rows of some families permuted for adjacent pairs; model folders hold them as
      * trained */
     MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
-    MP_TRY(mp_rope_init(rope, args->spec, model->head_dim - model->rotated_from, neox, error));
+    MP_TRY(mp_rope_init(rope, args->spec, model->shapes[0].head_dim - model->shapes[0].rotated_from, neox, error));
     /* GGUF files may hold the model's frequency scaling as divisors */
     MP_TRY(divide(model, rope, args->spec, "rope_freqs.weight", "mpool.rope_divisors", &found, error));
     MP_TRY(read_long_rope(model, args->spec, error));
@@ -214,33 +244,42 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     return MP_OK;
 }
 
-/* Reads the sliding window and the list of layers that have it, and assigns each mixer's index in the KV cache. */
+/* Reads the sliding window and the list of layers that have it. */
 static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t window, none = 0, all = 1, windowed[MP_DECODER_LAYERS];
-    int full_layers = 0, window_layers = 0;
     MP_TRY(mp_spec_int(spec, "{arch}.attention.sliding_window", 0, INT32_MAX, &none, &window, error));
     MP_TRY(mp_spec_ints(spec, "mpool.window_layers", model->layer_count, 0, 1, &all, windowed, error));
     mp_mixer *mixer;
     for (int i = 0; i < model->layer_count; i++)
-        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++) {
-            mixer->attention.window = window < model->context && windowed[i] ? (int)window : 0;
-            full_layers += mixer->attention.window == 0;
-        }
-    for (int i = 0, full = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
-            mixer->attention.kv = mixer->attention.window ? full_layers + window_layers++ : full++;
-    model->kv = (mp_kv_group){
-        .layers = full_layers,
-        .window_layers = window_layers,
-        .window = window_layers > 0 ? (int)window : 0,
-        .heads = model->kv_heads,
-        .k_dim = model->head_dim,
-        .v_dim = mp_kv_width(model->value_dim),
-    };
+            mixer->attention.window = window < model->context && windowed[i] ? (int)window : 0;
+    return MP_OK;
+}
+
+/* Gives each mixer keys and values of its own. */
+static mp_status make_stores(mp_decoder *model, mp_error *error) {
+    mp_mixer *mixer;
+    int count = 0;
+    for (int i = 0; i < model->layer_count; i++)
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
+            mixer->attention.store = count++;
+    model->stores = mp_alloc_array((size_t)count, sizeof *model->stores, MP_TAG_WEIGHTS);
+    if (!model->stores)
+        return mp_fail_memory(error, (uint64_t)count * sizeof *model->stores, "the layout of the KV cache");
+    for (int i = 0; i < model->layer_count; i++)
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++) {
+            const mp_paged_attention *attention = &mixer->attention;
+            model->stores[attention->store] = (mp_kv_store){.heads = attention->shape->kv_heads,
+                                                            .k_dim = attention->shape->head_dim,
+                                                            .v_dim = attention->shape->padded_dim,
+                                                            .window = attention->window};
+        }
+    model->kv.count = count;
     return MP_OK;
 }
 
 mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp_error *error) {
     MP_TRY(read_rope(model, args, error));
-    return read_windows(model, args->spec, error);
+    MP_TRY(read_windows(model, args->spec, error));
+    return make_stores(model, error);
 }

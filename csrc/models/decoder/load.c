@@ -26,6 +26,9 @@ static void decoder_destroy(mp_model *base) {
     mp_weight_store_deinit(&model->store);
     mp_adapters_deinit(&model->adapters);
     mp_free(model->layers);
+    mp_free(model->shapes);
+    mp_free(model->layer_shapes);
+    mp_free(model->stores);
     mp_free(model->balance);
     mp_weights_close(model->weights);
     mp_free(model);
@@ -87,7 +90,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *
 static mp_status choose_kv_dtype(mp_decoder *model, const mp_spec *spec, bool floats, mp_error *error) {
     bool in_bytes;
     MP_TRY(mp_decoder_kv_in_bytes(spec, &in_bytes, error));
-    model->kv.dtype = mp_kv_dtype(floats, in_bytes);
+    model->kv = mp_kv_lay_out(model->stores, model->kv.count, mp_kv_dtype(floats, in_bytes));
     return model->kv.dtype == MP_I8 ? mp_decoder_balance(model, error) : MP_OK;
 }
 

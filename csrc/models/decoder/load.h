@@ -17,6 +17,8 @@ static inline mp_norm mp_decoder_norm(const mp_decoder *model, int32_t n) {
 static inline mp_norm_bias mp_decoder_norm_bias(const mp_decoder *model) {
     return model->like.root ? MP_NORM_NO_BIAS : MP_NORM_BIAS_IF_THERE;
 }
+/* Sets the sizes of a layer's attention. Sets `padded_dim` and `qkv_width` of the shape. */
+void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape);
 /* Composes the layers (decoder/layer.h) and adds their tensors to the builder. */
 mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error);

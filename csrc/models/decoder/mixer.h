@@ -30,15 +30,28 @@ typedef struct mp_mixer_ops {
     bool balances; /* decoder/balance.c may balance the components of keys */
 } mp_mixer_ops;
 
+typedef struct mp_attention_shape { /* sizes of attention; a pass lists the work of all mixers of one shape once */
+    int32_t heads, kv_heads;
+    int32_t groups;       /* attention groups; the heads of a group share one KV head */
+    int32_t head_dim;     /* components of a head's query and key */
+    int32_t value_dim;    /* components of a head's value */
+    int32_t padded_dim;   /* the same in the KV cache and in attention: mp_kv_width(value_dim) */
+    int32_t rotated_from; /* the first component of a head that is rotated */
+    int32_t qkv_width;    /* (heads + kv_heads) * head_dim + kv_heads * value_dim */
+    float scale;          /* factor on products of queries and keys */
+} mp_attention_shape;
+
 typedef struct mp_paged_attention { /* attention over the KV cache: decoder/attention.c */
+    const mp_attention_shape *shape; /* one of mp_decoder.shapes */
     mp_linear qkv; /* queries, keys, values side by side; latent attention: the projections to the latents */
     mp_norm q_norm, k_norm; /* [head_dim], or of all heads together; skipped if it has no weight */
-    float *balance; /* [kv_heads, head_dim] factors on queries, divisors of keys, in a cache of bytes
+    float *balance; /* [kv_heads, head_dim] factors on queries, divisors of the store's keys, in a cache of bytes
                      * (decoder/balance.c); or NULL */
     float *sinks;   /* [heads] attention sinks: scores without a value; or NULL */
-    int rope;       /* index of the rotary table for queries and keys; -1: no rotation */
-    int window;     /* positions that a row sees, its own included; 0 = all */
-    int kv;         /* index in the KV cache, where the windowed mixers come last */
+    int rope;        /* index of the rotary table for queries and keys; -1: no rotation */
+    int window;      /* positions that a row sees, its own included; 0 = all. At most those that the store keeps */
+    int store;       /* index of the keys and values in mp_decoder.kv; mixers with equal KV heads may share one */
+    bool reads_only; /* an earlier mixer stores the keys and values: `qkv` has queries only */
 } mp_paged_attention;
 
 typedef struct mp_latent_projections { /* further projections of latent attention: decoder/mla.h */

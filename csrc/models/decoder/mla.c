@@ -1,13 +1,16 @@
 /* decoder/mla.c: see decoder/mla.h. */
 #include "models/decoder/mla.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "files/scaled_weights.h"
 #include "models/decoder/attention.h"
+#include "models/decoder/load.h"
 
 enum { MAX_RANK = 4096, MAX_PART = 1024, CHUNK = 64 /* rows that a thread multiplies at once for a head */ };
+_Static_assert(MAX_RANK + MAX_PART <= MP_KV_DIM_MAX, "keys of latent attention fit into the cache");
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
@@ -37,14 +40,19 @@ mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *er
         .rotated = (int32_t)rotated,
         .value = (int32_t)value,
     };
-    model->heads = (int32_t)heads;
-    model->kv_heads = model->groups = 1;
-    while (heads % model->groups || heads / model->groups > MP_ATTN_ROWS)
-        model->groups++;
-    model->head_dim = (int32_t)(rank + rotated);
-    model->scored = (int32_t)key;
-    model->value_dim = (int32_t)rank;
-    model->rotated_from = (int32_t)rank;
+    mp_attention_shape shape = {
+        .heads = (int32_t)heads,
+        .kv_heads = 1,
+        .groups = 1,
+        .head_dim = (int32_t)(rank + rotated),
+        .value_dim = (int32_t)rank,
+        .rotated_from = (int32_t)rank,
+        .scale = 1 / sqrtf((float)key), /* as trained, with the heads' own keys */
+    };
+    while (heads % shape.groups || heads / shape.groups > MP_ATTN_ROWS)
+        shape.groups++;
+    for (int i = 0; i < model->layer_count; i++)
+        mp_decoder_set_shape(model, i, shape);
     return MP_OK;
 }
 
@@ -68,23 +76,24 @@ static mp_status read_halves(const mp_layer_reader *reader, mp_latent_projection
     const mp_decoder *model = reader->model;
     const mp_builder *builder = reader->builder;
     const mp_mla *latent = &model->latent;
+    const mp_attention_shape *shape = mp_decoder_shape(model, reader->index);
     const int32_t stride = latent->plain + latent->value;
     char name[64], k_name[64], v_name[64];
     snprintf(name, sizeof name, "blk.%d.attn_kv_b.weight", reader->index);
     snprintf(k_name, sizeof k_name, "blk.%d.attn_k_b.weight", reader->index);
     snprintf(v_name, sizeof v_name, "blk.%d.attn_v_b.weight", reader->index);
     if (mp_weights_has(builder->weights, k_name)) {
-        MP_TRY(add_whole(builder, &to->k_b, k_name, model->heads, latent->rank, latent->plain, error));
-        return add_whole(builder, &to->v_b, v_name, model->heads, latent->value, latent->rank, error);
+        MP_TRY(add_whole(builder, &to->k_b, k_name, shape->heads, latent->rank, latent->plain, error));
+        return add_whole(builder, &to->v_b, v_name, shape->heads, latent->value, latent->rank, error);
     }
     mp_scaled both;
-    MP_TRY(mp_weights_get_matrix(builder->weights, name, model->heads * stride, latent->rank, &both, error));
+    MP_TRY(mp_weights_get_matrix(builder->weights, name, shape->heads * stride, latent->rank, &both, error));
     mp_wkind any;
     if (!mp_wmat_kind_for(both.codes.dtype, MP_COMPUTE_AUTO, &any))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is not a weight type", name,
                        mp_dtype_get(both.codes.dtype)->name);
-    const mp_head_rows keys = {both, model->heads, latent->rank, latent->plain, stride, .transposed = true};
-    const mp_head_rows values = {both, model->heads, latent->value, latent->rank, stride, .first = latent->plain};
+    const mp_head_rows keys = {both, shape->heads, latent->rank, latent->plain, stride, .transposed = true};
+    const mp_head_rows values = {both, shape->heads, latent->value, latent->rank, stride, .first = latent->plain};
     MP_TRY(mp_builder_linear_by_head(builder, &to->k_b, name, &keys, error));
     return mp_builder_linear_by_head(builder, &to->v_b, name, &values, error);
 }
@@ -103,7 +112,8 @@ static mp_status read_input(const mp_layer_reader *reader, mp_mixer *mixer, cons
 static mp_status read_latent(const mp_layer_reader *reader, mp_mixer *mixer, mp_error *error) {
     const mp_decoder *model = reader->model;
     const mp_mla *latent = &model->latent;
-    const int32_t q = model->heads * (latent->plain + latent->rotated);
+    const mp_attention_shape *shape = mixer->attention.shape = mp_decoder_shape(model, reader->index);
+    const int32_t q = shape->heads * (latent->plain + latent->rotated);
     mp_norm norm = {.eps = model->latent_eps, .root = true};
     char name[64];
     if (latent->q_rank > 0) {
@@ -116,13 +126,13 @@ static mp_status read_latent(const mp_layer_reader *reader, mp_mixer *mixer, mp_
     } else {
         MP_TRY(read_input(reader, mixer, "attn_q", q, error));
     }
-    MP_TRY(read_input(reader, mixer, "attn_kv_a_mqa", model->head_dim, error));
+    MP_TRY(read_input(reader, mixer, "attn_kv_a_mqa", shape->head_dim, error));
     snprintf(name, sizeof name, "blk.%d.attn_kv_a_norm", reader->index);
     norm.n = latent->rank;
     MP_TRY(mp_norm_read(&mixer->latent.kv_a_norm, reader->builder, name, norm, MP_NORM_NO_BIAS, 0, error));
     MP_TRY(read_halves(reader, &mixer->latent, error));
     const mp_reader_part out = {"attn_output", model->hidden};
-    MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, model->heads * latent->value, model->residual_scale, error));
+    MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, shape->heads * latent->value, model->residual_scale, error));
     return mp_attend_read_options(reader, &mixer->attention, error);
 }
 
@@ -163,15 +173,16 @@ static size_t acts_bytes(const mp_linear *linear) {
 static void latent_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks,
                          mp_block_needs *needs) {
     const mp_mla *latent = &model->latent;
+    const mp_attention_shape *shape = mixer->attention.shape;
     const size_t row = (size_t)M * sizeof(float);
     const size_t by_head = mp_larger(acts_bytes(&mixer->latent.k_b), acts_bytes(&mixer->latent.v_b));
     mp_needs_linear(needs, &mixer->attention.qkv, M);
     mp_needs_linear(needs, &mixer->latent.q_b, M);
     mp_needs_linear(needs, &mixer->out, M);
     mp_needs_scratch(needs,
-                     mp_attend_shared(model, M) + mp_arena_cost(row * (size_t)latents_width(latent, model->heads)) +
-                         mp_arena_cost(row * (size_t)per_head_width(latent, model->heads)),
-                     mp_attend_own(model, most_blocks) + mp_arena_cost(by_head));
+                     mp_attend_shared(shape, M) + mp_arena_cost(row * (size_t)latents_width(latent, shape->heads)) +
+                         mp_arena_cost(row * (size_t)per_head_width(latent, shape->heads)),
+                     mp_attend_own(shape, most_blocks) + mp_arena_cost(by_head));
 }
 
 static void latent_cost(const mp_mixer *mixer, mp_block_cost *cost) {
@@ -211,16 +222,17 @@ static void project(const mp_attend *run, const mp_mixer *mixer, const float *in
     const mp_row_context *context = &run->view->context;
     const mp_latent_projections *to = &mixer->latent;
     const mp_mla *latent = &model->latent;
+    const mp_attention_shape *shape = run->attention->shape;
     const int M = run->view->rows;
-    const int32_t heads = model->heads, part = latent->plain + latent->rotated;
-    const int64_t width = latents_width(latent, heads), keys = (int64_t)heads * model->head_dim;
+    const int32_t heads = shape->heads, part = latent->plain + latent->rotated;
+    const int64_t width = latents_width(latent, heads), keys = (int64_t)heads * shape->head_dim;
     mp_row_linear(context, &mixer->attention.qkv, in, model->hidden, M, NULL, latents, width);
     mp_team_barrier(context->thread);
     int64_t begin, end;
     mp_team_split(context->thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
-        float *row = latents + r * width, *kv = row + width - model->head_dim;
-        float *k = run->qkv + r * model->qkv_width + keys, *v = k + model->head_dim;
+        float *row = latents + r * width, *kv = row + width - shape->head_dim;
+        float *k = run->qkv + r * shape->qkv_width + keys, *v = k + shape->head_dim;
         if (latent->q_rank > 0)
             mp_norm_row(&to->q_a_norm, row, row);
         mp_norm_row(&to->kv_a_norm, kv, k);
@@ -236,11 +248,11 @@ static void project(const mp_attend *run, const mp_mixer *mixer, const float *in
         mp_row_linear(context, &to->q_b, latents, width, M, NULL, per_head, ldq);
         mp_team_barrier(context->thread);
     }
-    run_by_head(&to->k_b, context->thread, heads, q, ldq, part, M, run->qkv, model->qkv_width, model->head_dim,
+    run_by_head(&to->k_b, context->thread, heads, q, ldq, part, M, run->qkv, shape->qkv_width, shape->head_dim,
                 by_head);
     for (int64_t r = begin; r < end; r++)
         for (int32_t h = 0; h < heads; h++)
-            memcpy(run->qkv + r * model->qkv_width + (int64_t)h * model->head_dim + latent->rank,
+            memcpy(run->qkv + r * shape->qkv_width + (int64_t)h * shape->head_dim + latent->rank,
                    q + r * ldq + (int64_t)h * part + latent->plain, (size_t)latent->rotated * sizeof *q);
 }
 
@@ -248,17 +260,18 @@ static mp_mixed latent_mix(const mp_decoder_pass *pass, const mp_decoder_view *v
                            const float *in, float scale) {
     const mp_decoder *model = pass->model;
     const mp_mla *latent = &model->latent;
+    const mp_attention_shape *shape = mixer->attention.shape;
     const mp_team_thread *thread = view->context.thread;
-    const int64_t rank = latent->rank, value = latent->value, heads = model->heads;
+    const int64_t rank = latent->rank, value = latent->value, heads = shape->heads;
     const size_t row = (size_t)pass->block_rows * sizeof(float);
     uint8_t *shared = pass->shared, *own = view->own;
     const mp_attend run = mp_attend_begin(pass, view, &mixer->attention, scale, &shared, &own);
-    float *const latents = mp_scratch_take(&shared, row * (size_t)latents_width(latent, model->heads));
-    float *const per_head = mp_scratch_take(&shared, row * (size_t)per_head_width(latent, model->heads));
+    float *const latents = mp_scratch_take(&shared, row * (size_t)latents_width(latent, shape->heads));
+    float *const per_head = mp_scratch_take(&shared, row * (size_t)per_head_width(latent, shape->heads));
     project(&run, mixer, in, latents, per_head, own);
     mp_team_barrier(thread);
     mp_attend_rows(&run);
-    run_by_head(&mixer->latent.v_b, thread, model->heads, run.mixed, heads * rank, rank, view->rows, per_head,
+    run_by_head(&mixer->latent.v_b, thread, shape->heads, run.mixed, heads * rank, rank, view->rows, per_head,
                 heads * value, value, own);
     mp_team_barrier(thread);
     return (mp_mixed){per_head, heads * value};

@@ -16,7 +16,7 @@ typedef struct mp_decoder_view {
 } mp_decoder_view;
 
 size_t mp_decoder_thread_bytes(const mp_decoder *model, int most_blocks); /* scratch of a thread */
-size_t mp_decoder_partial_floats(const mp_decoder *model); /* split mode: for one KV block and attention group */
+size_t mp_attention_partial_floats(const mp_attention_shape *shape); /* split mode: for one KV block and group */
 
 /* A pass consists of row blocks, and all row blocks pass through a layer before the next layer begins. The intermediate
  * results of a row block stay in L2, and all row blocks but the first find the layer's weights in a nearer cache. A row
@@ -50,11 +50,20 @@ static inline int mp_decoder_outputs_in(const mp_decoder_pass *pass, int row0, i
 }
 
 static inline int mp_decoder_blocks(int64_t positions) { return (int)((positions + MP_KV_BLOCK - 1) / MP_KV_BLOCK); }
-static inline int mp_decoder_group(const mp_decoder *model) { /* query heads of a group, which share a KV head */
-    return model->heads / model->groups;
+static inline int mp_attention_group(const mp_attention_shape *shape) { /* query heads that share a KV head */
+    return shape->heads / shape->groups;
 }
-static inline int mp_decoder_kv_head(const mp_decoder *model, int group) {
-    return group * model->kv_heads / model->groups;
+static inline int mp_attention_kv_head(const mp_attention_shape *shape, int group) {
+    return group * shape->kv_heads / shape->groups;
+}
+/* Returns the plan for the mixers of a shape. */
+static inline const mp_attention_plan *mp_attention_plan_of(const mp_decoder_pass *pass,
+                                                            const mp_attention_shape *shape) {
+    return &pass->attention[shape - pass->model->shapes];
+}
+/* Returns the sizes of a layer's attention. */
+static inline const mp_attention_shape *mp_decoder_shape(const mp_decoder *model, int layer) {
+    return &model->shapes[model->layer_shapes[layer]];
 }
 
 #endif

@@ -154,15 +154,9 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     return accept(engine, request, state, c, id, logprob, &item->error);
 }
 
-/* Floats of the buffer `copy`: a row of logits, or the zeros for mp_sequence_wipe. */
-static size_t copy_floats(const mp_decoder *model) {
-    const int32_t kv = model->kv.k_dim > model->kv.v_dim ? model->kv.k_dim : model->kv.v_dim;
-    return (size_t)(model->vocab > kv ? model->vocab : kv);
-}
-
 size_t mp_sample_bytes(const mp_decoder *model) {
     return mp_arena_cost((size_t)model->sampled_vocab * (sizeof(mp_candidate) + sizeof(float))) +
-           mp_arena_cost(copy_floats(model) * sizeof(float));
+           mp_arena_cost((size_t)model->vocab * sizeof(float));
 }
 
 bool mp_sequence_group_may_sample(const mp_item *item, int c) {
@@ -186,7 +180,7 @@ static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_se
     request->prompt_done_ns = mp_sys_now_ns();
     mp_sequence_group_fork(state, &engine->cache);
     for (int c = 1; c < state->n; c++) {
-        if (state->seqs[c].cached != first->cached)
+        if (state->seqs[c].cached.count != first->cached.count)
             continue; /* this sequence computes the rest of the prompt itself and samples later */
         memcpy(copy, logits, (size_t)engine->model->vocab * sizeof *copy);
         MP_TRY(sample(engine, item, c, copy, candidates));
@@ -215,8 +209,7 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         mp_sequence *seq = step->seq;
         if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) {
             /* discard all rows of the sequence; the next step computes them again without drafts */
-            memset(copy, 0, copy_floats(engine->model) * sizeof *copy);
-            mp_sequence_wipe(seq, &engine->cache, step->rows + step->drafts, copy);
+            mp_cached_wipe(&seq->cached, &engine->cache, step->rows + step->drafts);
             seq->speculation_off = true;
             continue;
         }
@@ -230,7 +223,7 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         if (status == MP_OK)
             status = sample(engine, item, step->choice, logits, candidates);
         for (int i = 0; i < step->drafts && status == MP_OK && !seq->done; i++) {
-            bool accepted = seq->tokens[seq->cached] == seq->draft.tokens[i];
+            bool accepted = seq->tokens[seq->cached.count] == seq->draft.tokens[i];
             mp_speculation_learn(&engine->speculation, &seq->draft, i, accepted);
             if (!accepted)
                 break;

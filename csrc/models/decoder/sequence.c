@@ -30,17 +30,15 @@ static int32_t capacity_of(const mp_decoder *model, const mp_text_request *reque
     return (int32_t)(capacity < model->context ? capacity : model->context);
 }
 
-static int blocks_for(int32_t tokens) { return (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK; }
-
 static mp_status charge(const mp_decoder *model, const mp_text_request *request, mp_prefix_cache *cache,
                         mp_sequence_group *group, mp_error *error) {
     mp_budget *budget = cache->kv.budget;
     int32_t capacity = capacity_of(model, request);
     uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
-                        (uint64_t)blocks_for(capacity) * sizeof(uint32_t) +
+                        mp_cached_bytes(capacity) +
                         (group->penalties ? mp_history_bytes((uint32_t)smaller(capacity, model->vocab)) : 0) +
                         (request->masks ? (uint64_t)model->vocab * sizeof(float) : 0) +
-                        (model->draft ? sizeof(mp_shadow) + (uint64_t)blocks_for(capacity) * sizeof(uint32_t) : 0);
+                        (model->draft ? sizeof(mp_shadow) + mp_cached_bytes(capacity) : 0);
     uint64_t bytes = sizeof *group + (uint64_t)group->n * sequence;
     while (!mp_budget_take(budget, bytes))
         if (!mp_prefix_shrink(cache, bytes))
@@ -50,27 +48,22 @@ static mp_status charge(const mp_decoder *model, const mp_text_request *request,
     return MP_OK;
 }
 
-static mp_status init_shadow(mp_sequence *seq, mp_error *error) {
-    mp_shadow *shadow = seq->shadow = mp_alloc_zeroed(sizeof *shadow, MP_TAG_REQUEST);
-    if (shadow)
-        shadow->seq.blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
-    if (!shadow || !shadow->seq.blocks)
-        return mp_fail_memory(error, sizeof *shadow, "a sequence");
-    shadow->seq.tokens = seq->tokens;
-    shadow->seq.block_capacity = seq->block_capacity;
-    return MP_OK;
+static mp_status init_shadow(mp_sequence *seq, int32_t capacity, mp_error *error) {
+    seq->shadow = mp_alloc_zeroed(sizeof *seq->shadow, MP_TAG_REQUEST);
+    return seq->shadow ? mp_cached_init(&seq->shadow->cached, capacity, error)
+                       : mp_fail_memory(error, sizeof *seq->shadow, "a sequence");
 }
 
 static mp_status init_sequence(const mp_decoder *model, const mp_text_request *request, int choice, bool penalties,
-                               mp_sequence *seq, mp_error *error) {
+                               const mp_prefix_cache *cache, mp_cache_scope scope, mp_sequence *seq, mp_error *error) {
     int32_t capacity = capacity_of(model, request);
-    seq->block_capacity = blocks_for(capacity);
     seq->tokens = mp_alloc_array((size_t)capacity, sizeof *seq->tokens, MP_TAG_REQUEST);
-    seq->blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
-    if (!seq->tokens || !seq->blocks)
+    if (!seq->tokens)
         return mp_fail_memory(error, (uint64_t)capacity * sizeof *seq->tokens, "a sequence");
+    MP_TRY(mp_cached_init(&seq->cached, capacity, error));
+    mp_cached_begin(&seq->cached, cache, scope);
     if (model->draft)
-        MP_TRY(init_shadow(seq, error));
+        MP_TRY(init_shadow(seq, capacity, error));
     memcpy(seq->tokens, request->prompt, (size_t)request->n_prompt * sizeof *seq->tokens);
     seq->count = request->n_prompt;
     mp_stream_init(&seq->stream, &request->choices[choice]);
@@ -124,10 +117,9 @@ mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cac
         status = list_barred(model, request, group, error);
     if (status == MP_OK && request->masks)
         status = make_deferred(model, group, error);
-    for (int i = 0; i < group->n && status == MP_OK; i++) {
-        group->seqs[i].chain = mp_prefix_begin(cache, mp_cache_scope_of(item, variant_of(model, request, group)));
-        status = init_sequence(model, request, i, group->penalties, &group->seqs[i], error);
-    }
+    const mp_cache_scope scope = mp_cache_scope_of(item, variant_of(model, request, group));
+    for (int i = 0; i < group->n && status == MP_OK; i++)
+        status = init_sequence(model, request, i, group->penalties, cache, scope, &group->seqs[i], error);
     if (status != MP_OK) {
         mp_sequence_group_destroy(group);
         return status;
@@ -142,10 +134,10 @@ void mp_sequence_group_destroy(mp_sequence_group *group) {
         return;
     for (int i = 0; i < group->n; i++) {
         mp_free(group->seqs[i].tokens);
-        mp_free(group->seqs[i].blocks);
+        mp_cached_deinit(&group->seqs[i].cached);
         mp_history_deinit(&group->seqs[i].history);
         if (group->seqs[i].shadow)
-            mp_free(group->seqs[i].shadow->seq.blocks);
+            mp_cached_deinit(&group->seqs[i].shadow->cached);
         mp_free(group->seqs[i].shadow);
     }
     mp_free(group->barred);
@@ -156,36 +148,17 @@ void mp_sequence_group_destroy(mp_sequence_group *group) {
     mp_free(group);
 }
 
-static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
-    seq->block_count--;
-    if (seq->block_count >= seq->first_window_block)
-        mp_prefix_unref_window(cache, seq->blocks[seq->block_count]);
-    mp_prefix_unref_block(cache, seq->blocks[seq->block_count]);
-}
-
-/* Unrefs the blocks whose window parts no row at `position` or later sees. */
-static void unref_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
-    int first = mp_kv_first_seen(&cache->kv.group, position);
-    for (; seq->first_window_block < first; seq->first_window_block++)
-        if (seq->first_window_block < seq->block_count)
-            mp_prefix_unref_window(cache, seq->blocks[seq->first_window_block]);
-}
-
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
-    while (seq->block_count > 0) /* from the last to the first, as generation/prefix_cache.h requires */
-        give_last(seq, cache);
-    seq->first_window_block = 0;
+    mp_cached_drop(&seq->cached, cache);
     mp_draft_deinit(&seq->index, cache->kv.budget); /* mp_draft_find rebuilds the index on demand */
-    seq->cached = 0;
     seq->awaits_mask = false; /* the logits will be computed again */
-    seq->chain = mp_prefix_begin(cache, seq->chain.scope);
     mp_shadow_drop(seq->shadow);
 }
 
 void mp_shadow_drop(mp_shadow *shadow) {
     if (!shadow || !shadow->cache)
         return;
-    mp_sequence_drop(&shadow->seq, shadow->cache);
+    mp_cached_drop(&shadow->cached, shadow->cache);
     shadow->cache = NULL;
     shadow->tentative = 0;
     *shadow->link = shadow->next;
@@ -198,48 +171,7 @@ void mp_sequence_group_drop(mp_sequence_group *group, mp_prefix_cache *cache) {
         mp_sequence_drop(&group->seqs[i], cache);
 }
 
-/* ---- reuse of published blocks ----------------------------------------------------------------------------------- */
-
-/* Reduces `end` to the number of tokens after which the sequence can continue: the window parts that its next row sees
- * must exist. */
-static int32_t reach(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
-    int32_t first = (int32_t)seq->chain.count;
-    if (cache->kv.window_bytes == 0 || first != seq->cached / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
-        return end;
-    uint32_t most_blocks = (uint32_t)(end / MP_KV_BLOCK - first);
-    return (first + (int32_t)mp_prefix_reach(cache, &seq->chain, seq->tokens + first * MP_KV_BLOCK, most_blocks)) *
-           MP_KV_BLOCK;
-}
-
-void mp_sequence_reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
-    int32_t before = seq->cached, first = (int32_t)seq->chain.count;
-    end = reach(seq, cache, end);
-    int needed = mp_kv_first_seen(&cache->kv.group, end);
-    for (;;) {
-        int32_t index = (int32_t)seq->chain.count;
-        uint32_t id;
-        if ((index + 1) * MP_KV_BLOCK > end || index != seq->cached / MP_KV_BLOCK ||
-            !mp_prefix_find(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &id))
-            break;
-        if (index >= needed)
-            mp_prefix_ref_window(cache, id);
-        if (index < seq->block_count) {
-            mp_prefix_unref_window(cache, seq->blocks[index]);
-            mp_prefix_unref_block(cache, seq->blocks[index]);
-        } else {
-            seq->block_count++;
-        }
-        seq->blocks[index] = id;
-        seq->cached = (index + 1) * MP_KV_BLOCK;
-    }
-    if (seq->cached == before)
-        return;
-    /* Unref last: a block that no sequence sees may be evicted at once, including one that was still to be found. */
-    for (; seq->first_window_block < needed; seq->first_window_block++)
-        if (seq->first_window_block < first)
-            mp_prefix_unref_window(cache, seq->blocks[seq->first_window_block]);
-    mp_prefix_count_hit(cache, (uint32_t)(seq->cached - before));
-}
+/* ---- cached tokens ----------------------------------------------------------------------------------------------- */
 
 void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
     mp_sequence_group *group = item->state;
@@ -247,15 +179,16 @@ void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
     for (int c = 0; c < group->n; c++) {
         mp_sequence *seq = &group->seqs[c];
         /* decoding sequences have nothing to reuse */
-        if (!seq->active || seq->done || seq->awaits_mask || seq->cached + 1 == seq->count)
+        if (!seq->active || seq->done || seq->awaits_mask || seq->cached.count + 1 == seq->count)
             continue;
         if (c > 0) {
-            mp_sequence_reuse(seq, cache, seq->count - 1);
+            mp_cached_reach(&seq->cached, cache, seq->tokens, seq->count - 1);
             continue;
         }
         bool logits = request->want_prompt_logits && group->prefilled < request->n_prompt;
-        mp_sequence_reuse(seq, cache, logits ? smaller(group->prefilled, seq->count - 1) : seq->count - 1);
-        int32_t prefilled = smaller(seq->cached, request->n_prompt);
+        mp_cached_reach(&seq->cached, cache, seq->tokens,
+                        logits ? smaller(group->prefilled, seq->count - 1) : seq->count - 1);
+        int32_t prefilled = smaller(seq->cached.count, request->n_prompt);
         if (prefilled > group->prefilled) {
             request->cached_tokens += prefilled - group->prefilled;
             group->prefilled = prefilled;
@@ -263,72 +196,20 @@ void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
     }
 }
 
-void mp_sequence_publish(mp_sequence *seq, mp_prefix_cache *cache) {
-    while (!seq->chain.closed && (int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK) {
-        uint32_t index = seq->chain.count;
-        mp_prefix_publish(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &seq->blocks[index]);
-    }
-}
-
 void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound) {
     mp_sequence_group *group = item->state;
     mp_sequence *seq = &group->seqs[choice];
-    seq->cached += rows;
+    mp_cached_publish(&seq->cached, cache, seq->tokens, rows, sound);
     if (choice == 0)
         group->prefilled =
-            larger(group->prefilled, smaller(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
-    seq->chain.closed |= !sound;
-    mp_sequence_publish(seq, cache);
-}
-
-/* Shares the blocks of `first` with `seq`. Returns false, and leaves `seq` empty, if window parts that the next row
- * needs are gone. */
-static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache *cache) {
-    int full = first->cached / MP_KV_BLOCK;
-    uint32_t last;
-    bool copied = first->cached % MP_KV_BLOCK && mp_prefix_copy(cache, first->blocks[full], &last, NULL) == MP_OK;
-    int32_t cached = copied ? first->cached : full * MP_KV_BLOCK;
-    int from = mp_kv_first_seen(&cache->kv.group, cached);
-    if (from < full && from < first->first_window_block) /* this happens only if mp_prefix_copy failed */
-        return false;
-    for (int b = 0; b < full; b++) {
-        seq->blocks[b] = first->blocks[b];
-        mp_prefix_ref_block(cache, seq->blocks[b]);
-        if (b >= from)
-            mp_prefix_ref_window(cache, seq->blocks[b]);
-    }
-    if (copied)
-        seq->blocks[full] = last;
-    seq->chain = first->chain;
-    seq->block_count = full + copied;
-    seq->first_window_block = from;
-    seq->cached = cached;
-    return true;
+            larger(group->prefilled, smaller(seq->cached.count, ((const mp_text_request *)item->request)->n_prompt));
 }
 
 void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache) {
     for (int c = 1; c < group->n; c++) {
         group->seqs[c].active = true;
-        fork_one(&group->seqs[0], &group->seqs[c], cache);
+        mp_cached_copy(&group->seqs[c].cached, &group->seqs[0].cached, cache);
     }
-}
-
-/* ---- own blocks -------------------------------------------------------------------------------------------------- */
-
-mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
-    int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
-    assert(need <= seq->block_capacity);
-    unref_before(seq, cache, seq->cached);
-    while (seq->block_count < need) {
-        mp_status status = mp_prefix_take(cache, &seq->blocks[seq->block_count], error);
-        if (status != MP_OK) {
-            int room = seq->block_count * MP_KV_BLOCK - seq->cached;
-            *rows = room > 0 ? room : 0;
-            return status;
-        }
-        seq->block_count++;
-    }
-    return MP_OK;
 }
 
 /* ---- drafts ------------------------------------------------------------------------------------------------------ */
@@ -375,14 +256,4 @@ void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculatio
     for (int i = 0; i < draft->count; i++)
         if (!mp_sequence_may_draft(model, item, draft->tokens[i]))
             draft->count = i;
-}
-
-void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros) {
-    const mp_kv_cache *kv = &cache->kv;
-    for (int32_t at = seq->cached; at < seq->cached + rows; at++) {
-        uint32_t block = seq->blocks[at / MP_KV_BLOCK];
-        for (int layer = 0; layer < kv->group.layers + kv->group.window_layers; layer++)
-            for (int head = 0; head < kv->group.heads; head++)
-                mp_kv_put(kv, block, layer, head, at % MP_KV_BLOCK, zeros, zeros);
-    }
 }

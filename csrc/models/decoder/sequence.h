@@ -1,28 +1,25 @@
-/* decoder/sequence.h: the completions of a request as a decoder's engine sees them: sequences of tokens, and the KV
- * blocks of the computed tokens. Only the worker's thread uses them.
+/* decoder/sequence.h: the completions of a request as a decoder's engine sees them: sequences of tokens, and the cache
+ * parts of the computed tokens (generation/cache_parts.h). Only the worker's thread uses them.
  *
  * Every complete block is published (generation/prefix_cache.h). Before a step, a sequence whose next block is
  * published takes it instead of computing it: after admission, after a restart, and also in the middle of a prompt if
  * another sequence has computed the same prompt faster. The last token is always computed, because its logits are
  * needed.
  *
- * If the model has a draft model, each sequence has a shadow: the same tokens with the draft model's KV blocks. */
+ * If the model has a draft model, each sequence has a shadow: the same tokens with the draft model's cache parts. */
 #ifndef MP_MODELS_DECODER_SEQUENCE_H
 #define MP_MODELS_DECODER_SEQUENCE_H
 
 #include "models/decoder/decoder.h"
 #include "models/generation/speculation.h"
-#include "models/generation/prefix_cache.h"
+#include "models/generation/cache_parts.h"
 #include "models/generation/sampler.h"
 #include "models/generation/stop_strings.h"
 
 typedef struct mp_sequence {
     int32_t *tokens; /* [capacity] prompt, then the completion; negative: a row of an image (decoder/images.h) */
-    int32_t count, cached;
-    uint32_t *blocks; /* [block_count] */
-    int block_count, block_capacity;
-    int first_window_block; /* index of the first block whose window part the sequence still sees */
-    mp_prefix_chain chain;  /* published blocks of the sequence: all its complete blocks, unless the chain is closed */
+    int32_t count;
+    mp_cached cached; /* the computed tokens */
     mp_history history;
     mp_stream stream;
     mp_draft_index index;
@@ -36,16 +33,16 @@ typedef struct mp_sequence {
 } mp_sequence;
 
 typedef struct mp_shadow { /* a sequence as the draft model sees it; used by decoder/drafting.c */
-    mp_sequence seq; /* `tokens` are those of the sequence; `blocks`, `cached` and `chain` belong to the draft model */
-    mp_prefix_cache *cache; /* the cache of its blocks; NULL: it has none and is on no list */
+    mp_cached cached;       /* the tokens that the draft model has computed */
+    mp_prefix_cache *cache; /* the draft model's cache; NULL: the shadow has no parts and is on no list */
     int32_t tentative;      /* draft tokens after `cached` that the draft model has computed */
     bool off;               /* the draft model cannot continue this sequence */
-    struct mp_shadow *next, **link; /* list of the shadows with blocks in `cache` */
+    struct mp_shadow *next, **link; /* list of the shadows with parts in `cache` */
 } mp_shadow;
 
 typedef struct mp_sequence_group { /* state of an item */
     mp_budget *budget;
-    uint64_t charged; /* bytes of the group and its sequences without KV blocks, if every completion has its maximum
+    uint64_t charged; /* bytes of the group and its sequences without cache parts, if every completion has its maximum
                        * length */
     int n;
     struct mp_request_images *images; /* or NULL (decoder/images.h) */
@@ -65,19 +62,19 @@ static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_req
     return model->long_from > 0 && (int64_t)request->n_prompt + request->sampling.max_tokens > model->long_from;
 }
 
-/* Creates the group; its first sequence is active. Takes no blocks yet. Evicts idle blocks if memory is short. */
+/* Creates the group; its first sequence is active. Takes no parts yet. Evicts idle blocks if memory is short. */
 mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item,
                                    mp_sequence_group **group, mp_error *error);
-void mp_sequence_group_destroy(mp_sequence_group *group); /* must hold no blocks */
+void mp_sequence_group_destroy(mp_sequence_group *group); /* must hold no parts */
 void mp_sequence_group_drop(mp_sequence_group *group,
-                            mp_prefix_cache *cache); /* drops all KV blocks; all tokens must be computed again */
+                            mp_prefix_cache *cache); /* drops all parts; all tokens must be computed again */
 
 /* Lets the prefilling sequences of an item continue after published blocks, and adds the reused prompt tokens to
  * request->cached_tokens. If logits of the whole prompt are wanted, the first sequence skips only tokens whose logits
  * it has already computed. */
 void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache);
-/* After the prefill: activates the other sequences and shares the first sequence's blocks with them. If there is no
- * memory to copy the last, incomplete block, the other sequences compute the rest of the prompt themselves. */
+/* After the prefill: activates the other sequences and copies the first sequence's cached tokens to them. A sequence
+ * that gets fewer, because memory is short, computes the rest of the prompt itself. */
 void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache);
 /* Records that `rows` more rows of a sequence were computed. Publishes the completed blocks, unless `sound` is false:
  * their inputs may be corrupted. */
@@ -91,26 +88,15 @@ bool mp_sequence_may_draft(const mp_decoder *model, const mp_item *item, int32_t
  * completion. */
 void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice);
-/* Zeroes the KV slots of the next `rows` rows. zeros [the larger of k_dim and v_dim of the cache] */
-void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros);
-
-/* Takes blocks for `rows` more rows. If memory is exhausted, returns the error and reduces *rows to the rows that fit
- * into the blocks taken so far. */
-mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error);
-/* Drops the blocks of a sequence, and those of its shadow. */
+/* Drops the cache parts of a sequence, and those of its shadow. */
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache);
-/* Lets a sequence continue after published blocks, up to `end` cached tokens. A published block replaces the sequence's
- * own incomplete block. */
-void mp_sequence_reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end);
-/* Publishes the complete blocks of a sequence. */
-void mp_sequence_publish(mp_sequence *seq, mp_prefix_cache *cache);
-/* Drops the blocks of a shadow and takes it from its list. NULL is legal. */
+/* Drops the parts of a shadow and takes it from its list. NULL is legal. */
 void mp_shadow_drop(mp_shadow *shadow);
 /* The next draft token of the sequence was accepted: the draft model has computed it already. */
 static inline void mp_shadow_accept(mp_shadow *shadow) {
     if (shadow && shadow->tentative > 0) {
         shadow->tentative--;
-        shadow->seq.cached++;
+        shadow->cached.count++;
     }
 }
 

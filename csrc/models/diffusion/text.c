@@ -51,7 +51,8 @@ mp_status mp_text_build(const mp_diffusion *model, int which, int index, const m
         int32_t N, K;
     } linears[] = {{names->q, &layer->qkv, width, e->hidden},     {names->k, &layer->qkv, width, e->hidden},
                    {names->v, &layer->qkv, width, e->hidden},     {names->out, &layer->out, e->hidden, width},
-                   {names->gate, &layer->ffn.mlp.up, e->ffn, e->hidden}, {names->up, &layer->ffn.mlp.up, e->ffn, e->hidden},
+                   {names->gate, &layer->ffn.mlp.up, e->ffn, e->hidden},
+                   {names->up, &layer->ffn.mlp.up, e->ffn, e->hidden},
                    {names->down, &layer->ffn.mlp.down, e->hidden, e->ffn}};
     char prefix[MP_BUILDER_NAME / 2], name[MP_BUILDER_NAME];
     layer->ffn.ops = &mp_ffn_dense;

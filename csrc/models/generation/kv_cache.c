@@ -3,45 +3,79 @@
 #include <assert.h>
 #include <string.h>
 
-void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget) {
-    *cache = (mp_kv_cache){.group = *group, .budget = budget};
-    cache->k_bytes = mp_kv_bytes(group->dtype, group->k_dim);
-    cache->v_bytes = mp_kv_bytes(group->dtype, group->v_dim);
-    size_t layer = (size_t)group->heads * (cache->k_bytes + cache->v_bytes);
-    /* never 0: a block in use has memory even if all layers are windowed */
-    cache->block_bytes = group->layers > 0 ? (size_t)group->layers * layer : MP_KV_BLOCK;
-    cache->window_bytes = (size_t)group->window_layers * layer;
-    mp_kv_arena_init(&cache->block_arena, cache->block_bytes, budget);
-    mp_kv_arena_init(&cache->window_arena, cache->window_bytes, budget);
+/* Returns the part for stores with this window, which it adds if there is none. */
+static int part_for(mp_kv_layout *layout, int window) {
+    int part = 0;
+    while (part < layout->parts && layout->window[part] != window)
+        part++;
+    if (part == MP_KV_PARTS)
+        return 0;
+    if (part == layout->parts)
+        layout->window[layout->parts++] = window;
+    return part;
 }
 
-static void drop_tables(mp_kv_cache *cache) {
-    mp_free(cache->memory);
+mp_kv_layout mp_kv_lay_out(mp_kv_store *stores, int count, mp_dtype dtype) {
+    mp_kv_layout layout = {.dtype = dtype, .count = count, .parts = 1, .stores = stores};
+    for (int i = 0; i < count; i++) {
+        mp_kv_store *store = &stores[i];
+        assert(store->k_dim <= MP_KV_DIM_MAX && store->v_dim <= MP_KV_DIM_MAX);
+        store->part = part_for(&layout, store->window);
+        store->offset = layout.bytes[store->part];
+        store->k_bytes = mp_kv_bytes(dtype, store->k_dim);
+        store->v_bytes = mp_kv_bytes(dtype, store->v_dim);
+        layout.bytes[store->part] += (size_t)store->heads * (store->k_bytes + store->v_bytes);
+    }
+    if (layout.bytes[0] == 0)
+        layout.bytes[0] = MP_KV_BLOCK; /* a block in use has memory even if all stores have windows */
+    return layout;
+}
+
+int64_t mp_kv_token_bytes(const mp_kv_layout *layout) {
+    int64_t bytes = 0;
+    for (int i = 0; i < layout->count; i++) {
+        const mp_kv_store *store = &layout->stores[i];
+        bytes += store->heads * (int64_t)(mp_kv_bytes(layout->dtype, store->k_dim) +
+                                          mp_kv_bytes(layout->dtype, store->v_dim));
+    }
+    return bytes / MP_KV_BLOCK;
+}
+
+void mp_kv_init(mp_kv_cache *cache, const mp_kv_layout *layout, mp_budget *budget) {
+    *cache = (mp_kv_cache){.layout = *layout, .budget = budget};
+    for (int p = 0; p < layout->parts; p++)
+        mp_kv_arena_init(&cache->part[p].arena, layout->bytes[p], budget);
+}
+
+/* Frees the lists. No block has memory any more. */
+static void kv_drop_lists(mp_kv_cache *cache) {
+    for (int p = 0; p < cache->layout.parts; p++) {
+        mp_kv_part *part = &cache->part[p];
+        mp_kv_arena_deinit(&part->arena);
+        mp_free(part->memory);
+        mp_free(part->references);
+        mp_free(part->spare);
+        part->memory = part->spare = NULL;
+        part->references = NULL;
+    }
     mp_free(cache->references);
     mp_free(cache->free_ids);
-    mp_free(cache->empty_ids);
-    mp_free(cache->window_memory);
-    mp_free(cache->window_references);
-    mp_free(cache->spare);
-    cache->memory = cache->window_memory = cache->spare = NULL;
-    cache->references = cache->free_ids = cache->empty_ids = cache->window_references = NULL;
-    cache->blocks = cache->free_count = cache->empty_count = cache->spare_count = cache->capacity = 0;
+    cache->references = cache->free_ids = NULL;
+    cache->blocks = cache->free_count = cache->capacity = 0;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 void mp_kv_deinit(mp_kv_cache *cache) {
-    for (uint32_t i = 0; i < cache->blocks; i++) {
-        if (cache->memory[i])
-            mp_kv_arena_give(&cache->block_arena, cache->memory[i]);
-        if (cache->window_bytes && cache->window_memory[i])
-            mp_kv_arena_give(&cache->window_arena, cache->window_memory[i]);
+    for (int p = 0; p < cache->layout.parts; p++) {
+        mp_kv_part *part = &cache->part[p];
+        for (uint32_t id = 0; id < cache->blocks; id++)
+            if (part->memory[id])
+                mp_kv_arena_give(&part->arena, part->memory[id]);
+        while (part->spare_count > 0)
+            mp_kv_arena_give(&part->arena, part->spare[--part->spare_count]);
     }
-    while (cache->spare_count > 0)
-        mp_kv_arena_give(&cache->window_arena, cache->spare[--cache->spare_count]);
-    drop_tables(cache);
-    mp_kv_arena_deinit(&cache->block_arena);
-    mp_kv_arena_deinit(&cache->window_arena);
+    kv_drop_lists(cache);
 }
 
 static bool grow_list(uint32_t **list, uint32_t capacity) {
@@ -60,83 +94,74 @@ static bool grow_pointers(void ***list, uint32_t capacity) {
 
 static mp_status kv_grow(mp_kv_cache *cache, mp_error *error) {
     uint32_t capacity = cache->capacity ? 2 * cache->capacity : 64;
-    bool grown = grow_pointers(&cache->memory, capacity) && grow_list(&cache->references, capacity) &&
-                 grow_list(&cache->free_ids, capacity) && grow_list(&cache->empty_ids, capacity);
-    if (grown && cache->window_bytes)
-        grown = grow_pointers(&cache->window_memory, capacity) && grow_pointers(&cache->spare, capacity) &&
-                grow_list(&cache->window_references, capacity);
-    const size_t each = sizeof(void *) + 3 * sizeof(uint32_t),
-                 more = cache->window_bytes ? 2 * sizeof(void *) + sizeof(uint32_t) : 0;
+    bool grown = grow_list(&cache->references, capacity) && grow_list(&cache->free_ids, capacity);
+    for (int p = 0; grown && p < cache->layout.parts; p++) {
+        mp_kv_part *part = &cache->part[p];
+        grown = grow_pointers(&part->memory, capacity) && grow_pointers(&part->spare, capacity) &&
+                (p == 0 || grow_list(&part->references, capacity));
+    }
     if (!grown)
-        return mp_fail_memory(error, capacity * (each + more), "the KV table");
+        return mp_fail_memory(error, capacity * sizeof(void *), "the KV table");
     cache->capacity = capacity;
     return MP_OK;
 }
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Returns an id without memory: one whose memory was released, or a new id. */
-static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
-    if (cache->empty_count > 0) {
-        *id = cache->empty_ids[--cache->empty_count];
+/* Returns an id without memory and references. */
+static mp_status kv_take_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
+    if (cache->free_count > 0) {
+        *id = cache->free_ids[--cache->free_count];
         return MP_OK;
     }
     if (cache->blocks == cache->capacity)
         MP_TRY(kv_grow(cache, error));
     *id = cache->blocks++;
-    cache->memory[*id] = NULL;
     cache->references[*id] = 0;
-    if (cache->window_bytes) {
-        cache->window_memory[*id] = NULL;
-        cache->window_references[*id] = 0;
+    for (int p = 0; p < cache->layout.parts; p++) {
+        cache->part[p].memory[*id] = NULL;
+        if (p > 0)
+            cache->part[p].references[*id] = 0;
     }
     return MP_OK;
 }
 
-/* Returns an id with block memory but without a window part: that of a free block, or of a newly allocated block.
- * *zero: the memory is zero. */
-static mp_status take_block(mp_kv_cache *cache, uint32_t *id, bool *zero, mp_error *error) {
-    *zero = false;
-    if (cache->free_count > 0) {
-        *id = cache->free_ids[--cache->free_count];
-        return MP_OK;
-    }
+/* `spare` has room: there are never more memories of a part than ids. */
+static void kv_spare(mp_kv_part *part, uint32_t id) {
+    part->spare[part->spare_count++] = part->memory[id];
+    part->memory[id] = NULL;
+}
+
+/* Gives block `id` zeroed memory for the part. */
+static mp_status kv_take_part(mp_kv_cache *cache, int p, uint32_t id, mp_error *error) {
+    mp_kv_part *part = &cache->part[p];
     void *memory;
-    MP_TRY(mp_kv_arena_take(&cache->block_arena, &memory, zero, error));
-    mp_status status = empty_id(cache, id, error);
-    if (status != MP_OK) {
-        mp_kv_arena_give(&cache->block_arena, memory);
-        return status;
-    }
-    cache->memory[*id] = memory;
-    return MP_OK;
-}
-
-static mp_status add_window(mp_kv_cache *cache, uint32_t id, mp_error *error) {
-    void **part = &cache->window_memory[id];
     bool zero = false;
-    if (cache->spare_count > 0)
-        *part = cache->spare[--cache->spare_count];
+    if (part->spare_count > 0)
+        memory = part->spare[--part->spare_count];
     else
-        MP_TRY(mp_kv_arena_take(&cache->window_arena, part, &zero, error));
+        MP_TRY(mp_kv_arena_take(&part->arena, &memory, &zero, error));
+    /* Attention reads slots beyond the end of a sequence before it masks them, so they must be finite. */
     if (!zero)
-        memset(*part, 0, cache->window_bytes);
-    cache->window_references[id] = 1;
+        memset(memory, 0, cache->layout.bytes[p]);
+    part->memory[id] = memory;
     return MP_OK;
 }
 
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
-    bool zero;
-    MP_TRY(take_block(cache, id, &zero, error));
-    mp_status status = cache->window_bytes ? add_window(cache, *id, error) : MP_OK;
-    if (status != MP_OK) {
-        cache->free_ids[cache->free_count++] = *id;
-        return status;
+    MP_TRY(kv_take_id(cache, id, error));
+    for (int p = 0; p < cache->layout.parts; p++) {
+        mp_status status = kv_take_part(cache, p, *id, error);
+        if (status != MP_OK) {
+            while (--p >= 0)
+                kv_spare(&cache->part[p], *id);
+            cache->free_ids[cache->free_count++] = *id;
+            return status;
+        }
     }
-    /* Attention reads slots beyond the end of a sequence before it masks them, so they must be finite. */
-    if (!zero)
-        memset(cache->memory[*id], 0, cache->block_bytes);
     cache->references[*id] = 1;
+    for (int p = 1; p < cache->layout.parts; p++)
+        cache->part[p].references[*id] = 1;
     return MP_OK;
 }
 
@@ -145,37 +170,49 @@ void mp_kv_share(mp_kv_cache *cache, uint32_t id) {
     cache->references[id]++;
 }
 
-/* `spare` has room: there are never more window parts than ids. */
-void mp_kv_forget(mp_kv_cache *cache, uint32_t id) {
-    assert(cache->window_references[id] == 0 && cache->window_memory[id]);
-    cache->spare[cache->spare_count++] = cache->window_memory[id];
-    cache->window_memory[id] = NULL;
+void mp_kv_forget(mp_kv_cache *cache, int part, uint32_t id) {
+    assert(part > 0 && cache->part[part].references[id] == 0 && mp_kv_has(cache, part, id));
+    kv_spare(&cache->part[part], id);
 }
 
-void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id) {
-    assert(cache->window_references[from] == 0 && cache->window_references[id] == 0 && !cache->window_memory[id]);
-    cache->window_memory[id] = cache->window_memory[from];
-    cache->window_memory[from] = NULL;
+void mp_kv_move(mp_kv_cache *cache, int p, uint32_t from, uint32_t id) {
+    mp_kv_part *part = &cache->part[p];
+    assert(p > 0 && part->references[from] == 0 && part->references[id] == 0 && !part->memory[id]);
+    part->memory[id] = part->memory[from];
+    part->memory[from] = NULL;
+}
+
+void mp_kv_copy(mp_kv_cache *cache, uint32_t from, uint32_t id) {
+    for (int p = 0; p < cache->layout.parts; p++)
+        memcpy(cache->part[p].memory[id], cache->part[p].memory[from], cache->layout.bytes[p]);
+}
+
+void mp_kv_wipe(mp_kv_cache *cache, uint32_t id, int slot, int count) {
+    static const float zeros[MP_KV_DIM_MAX];
+    for (int at = slot; at < slot + count; at++)
+        for (int store = 0; store < cache->layout.count; store++)
+            for (int head = 0; head < cache->layout.stores[store].heads; head++)
+                mp_kv_put(cache, id, store, head, at, zeros, zeros);
 }
 
 void mp_kv_give(mp_kv_cache *cache, uint32_t id) {
     assert(cache->references[id] > 0);
     if (--cache->references[id] > 0)
         return;
-    if (cache->window_bytes && cache->window_memory[id])
-        mp_kv_forget(cache, id);
+    for (int p = 0; p < cache->layout.parts; p++)
+        if (mp_kv_has(cache, p, id)) {
+            assert(p == 0 || cache->part[p].references[id] == 0);
+            kv_spare(&cache->part[p], id);
+        }
     cache->free_ids[cache->free_count++] = id;
 }
 
 size_t mp_kv_release(mp_kv_cache *cache) {
     size_t bytes = 0;
-    while (bytes == 0 && cache->spare_count > 0)
-        bytes = mp_kv_arena_give(&cache->window_arena, cache->spare[--cache->spare_count]);
-    while (bytes == 0 && cache->free_count > 0) {
-        const uint32_t id = cache->free_ids[--cache->free_count];
-        bytes = mp_kv_arena_give(&cache->block_arena, cache->memory[id]);
-        cache->memory[id] = NULL;
-        cache->empty_ids[cache->empty_count++] = id;
+    for (int p = cache->layout.parts - 1; p >= 0; p--) {
+        mp_kv_part *part = &cache->part[p];
+        while (bytes == 0 && part->spare_count > 0)
+            bytes = mp_kv_arena_give(&part->arena, part->spare[--part->spare_count]);
     }
     return bytes;
 }
@@ -184,19 +221,31 @@ uint64_t mp_kv_trim(mp_kv_cache *cache) {
     uint64_t bytes = 0;
     for (size_t more; (more = mp_kv_release(cache)) > 0;)
         bytes += more;
-    if (cache->empty_count == cache->blocks) {
-        drop_tables(cache);
-        mp_kv_arena_deinit(&cache->block_arena);
-        mp_kv_arena_deinit(&cache->window_arena);
-    }
+    if (cache->free_count == cache->blocks)
+        kv_drop_lists(cache);
     return bytes;
 }
 
-void mp_kv_put(const mp_kv_cache *cache, uint32_t id, int layer, int head, int slot, const float *k, const float *v) {
+uint64_t mp_kv_charged(const mp_kv_cache *cache) {
+    uint64_t bytes = 0;
+    for (int p = 0; p < cache->layout.parts; p++)
+        bytes += cache->part[p].arena.bytes;
+    return bytes;
+}
+
+bool mp_kv_has_spare(const mp_kv_cache *cache) {
+    for (int p = 0; p < cache->layout.parts; p++)
+        if (cache->part[p].spare_count > 1)
+            return true;
+    return false;
+}
+
+void mp_kv_put(const mp_kv_cache *cache, uint32_t id, int store, int head, int slot, const float *k, const float *v) {
     const mp_kernels *call = mp_kernels_get();
-    const mp_kv_group *group = &cache->group;
-    (group->dtype == MP_F32   ? call->kv_store
-     : group->dtype == MP_I16 ? call->kv_store_i16
-                              : call->kv_store_i8)(k, v, group->k_dim, group->v_dim, slot,
-                                                   mp_kv_k(cache, id, layer, head), mp_kv_v(cache, id, layer, head));
+    const mp_kv_store *to = &cache->layout.stores[store];
+    (cache->layout.dtype == MP_F32   ? call->kv_store
+     : cache->layout.dtype == MP_I16 ? call->kv_store_i16
+                                     : call->kv_store_i8)(k, v, to->k_dim, to->v_dim, slot,
+                                                          mp_kv_k(cache, id, store, head),
+                                                          mp_kv_v(cache, id, store, head));
 }

@@ -6,16 +6,12 @@
 
 #include "base/siphash.h"
 
-void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget *budget, uint32_t percent) {
-    *cache = (mp_prefix_cache){
-        .oldest = MP_PREFIX_NONE,
-        .newest = MP_PREFIX_NONE,
-        .window_oldest = MP_PREFIX_NONE,
-        .window_newest = MP_PREFIX_NONE,
-        .percent = percent,
-    };
+void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_layout *layout, mp_budget *budget, uint32_t percent) {
+    *cache = (mp_prefix_cache){.percent = percent};
+    for (int p = 0; p < MP_KV_PARTS; p++)
+        cache->idle[p] = (mp_prefix_idle){.oldest = MP_PREFIX_NONE, .newest = MP_PREFIX_NONE};
     mp_siphash_key(cache->hash_key);
-    mp_kv_init(&cache->kv, group, budget);
+    mp_kv_init(&cache->kv, layout, budget);
 }
 
 void mp_prefix_deinit(mp_prefix_cache *cache) {
@@ -47,62 +43,39 @@ static uint32_t bucket_of(const mp_prefix_cache *cache, mp_cache_key key) {
     return (uint32_t)key.hash & (cache->capacity - 1);
 }
 
-/* ---- the list of idle blocks ------------------------------------------------------------------------------------- */
+/* ---- idle lists -------------------------------------------------------------------------------------------------- */
 
-static void list_newest(mp_prefix_cache *cache, uint32_t id) {
+static void list_newest(mp_prefix_cache *cache, int part, uint32_t id) {
+    mp_prefix_idle *idle = &cache->idle[part];
     mp_prefix_block *block = &cache->known[id];
-    block->older = cache->newest;
-    block->newer = MP_PREFIX_NONE;
-    *(cache->newest == MP_PREFIX_NONE ? &cache->oldest : &cache->known[cache->newest].newer) = id;
-    cache->newest = id;
-    cache->idle++;
+    block->older[part] = idle->newest;
+    block->newer[part] = MP_PREFIX_NONE;
+    *(idle->newest == MP_PREFIX_NONE ? &idle->oldest : &cache->known[idle->newest].newer[part]) = id;
+    idle->newest = id;
+    idle->count++;
 }
 
-static void unlist(mp_prefix_cache *cache, uint32_t id) {
-    const mp_prefix_block *block = &cache->known[id];
-    *(block->older == MP_PREFIX_NONE ? &cache->oldest : &cache->known[block->older].newer) = block->newer;
-    *(block->newer == MP_PREFIX_NONE ? &cache->newest : &cache->known[block->newer].older) = block->older;
-    cache->idle--;
+static void unlist(mp_prefix_cache *cache, int part, uint32_t id) {
+    mp_prefix_idle *idle = &cache->idle[part];
+    const uint32_t older = cache->known[id].older[part], newer = cache->known[id].newer[part];
+    *(older == MP_PREFIX_NONE ? &idle->oldest : &cache->known[older].newer[part]) = newer;
+    *(newer == MP_PREFIX_NONE ? &idle->newest : &cache->known[newer].older[part]) = older;
+    idle->count--;
 }
 
-/* Like list_newest, for the list of idle window parts. */
-static void list_window(mp_prefix_cache *cache, uint32_t id) {
-    mp_prefix_block *block = &cache->known[id];
-    block->window_older = cache->window_newest;
-    block->window_newer = MP_PREFIX_NONE;
-    *(cache->window_newest == MP_PREFIX_NONE ? &cache->window_oldest
-                                             : &cache->known[cache->window_newest].window_newer) = id;
-    cache->window_newest = id;
-    cache->window_idle++;
-}
-
-static void unlist_window(mp_prefix_cache *cache, uint32_t id) {
-    const mp_prefix_block *block = &cache->known[id];
-    uint32_t older = block->window_older, newer = block->window_newer;
-    *(older == MP_PREFIX_NONE ? &cache->window_oldest : &cache->known[older].window_newer) = newer;
-    *(newer == MP_PREFIX_NONE ? &cache->window_newest : &cache->known[newer].window_older) = older;
-    cache->window_idle--;
-}
-
-/* Returns true if the block's window part is in the idle list: it exists and no sequence sees it. The block must be
- * published. */
-static bool is_window_idle(const mp_prefix_cache *cache, uint32_t id) {
-    const mp_kv_cache *kv = &cache->kv;
-    return kv->window_bytes && kv->window_memory[id] && kv->window_references[id] == 0;
-}
-
-static void evict_window(mp_prefix_cache *cache, uint32_t id) {
-    unlist_window(cache, id);
-    mp_kv_forget(&cache->kv, id);
+static void evict_part(mp_prefix_cache *cache, int part, uint32_t id) {
+    unlist(cache, part, id);
+    mp_kv_forget(&cache->kv, part, id);
 }
 
 static void evict_oldest(mp_prefix_cache *cache) {
-    uint32_t id = cache->oldest;
+    uint32_t id = cache->idle[0].oldest;
     mp_prefix_block *block = &cache->known[id];
-    assert(cache->idle > 0 && block->children == 0 && cache->kv.references[id] == 1);
-    unlist(cache, id);
-    if (is_window_idle(cache, id))
-        evict_window(cache, id);
+    assert(cache->idle[0].count > 0 && block->children == 0 && cache->kv.references[id] == 1);
+    unlist(cache, 0, id);
+    for (int p = 1; p < cache->kv.layout.parts; p++)
+        if (mp_kv_has(&cache->kv, p, id)) /* no sequence holds the block, so the part is idle */
+            evict_part(cache, p, id);
     uint32_t *at = &cache->buckets[bucket_of(cache, block->key)];
     while (*at != id)
         at = &cache->known[*at].next;
@@ -119,25 +92,34 @@ static bool is_published(const mp_prefix_cache *cache, uint32_t id) {
     return id < cache->capacity && cache->known[id].published;
 }
 
-/* Evicts the oldest entry of the longer list: of idle window parts or of idle blocks. A window part can be evicted even
- * if its block is in use or has successors. Returns false if both lists are empty. */
+/* Evicts the oldest entry of the longest list. A further part can be evicted even if its block is in use or has
+ * successors. Returns false if all lists are empty. */
 static bool prefix_evict(mp_prefix_cache *cache) {
-    if (cache->window_idle > cache->idle)
-        evict_window(cache, cache->window_oldest);
-    else if (cache->idle > 0)
+    int longest = 0;
+    for (int p = 1; p < cache->kv.layout.parts; p++)
+        if (cache->idle[p].count > cache->idle[longest].count)
+            longest = p;
+    if (cache->idle[longest].count == 0)
+        return false;
+    if (longest == 0)
         evict_oldest(cache);
     else
-        return false;
+        evict_part(cache, longest, cache->idle[longest].oldest);
     return true;
 }
 
+static uint64_t idle_bytes(const mp_prefix_cache *cache) {
+    uint64_t bytes = 0;
+    for (int p = 0; p < cache->kv.layout.parts; p++)
+        bytes += cache->idle[p].count * (uint64_t)cache->kv.layout.bytes[p];
+    return bytes;
+}
+
 static void bound_idle(mp_prefix_cache *cache) {
-    const mp_kv_cache *kv = &cache->kv;
-    uint64_t limit = atomic_load_explicit(&mp_budget_top(kv->budget)->limit, memory_order_relaxed);
+    uint64_t limit = atomic_load_explicit(&mp_budget_top(cache->kv.budget)->limit, memory_order_relaxed);
     if (limit == UINT64_MAX)
         return;
-    uint64_t most = limit / 100 * cache->percent;
-    while (cache->idle * (uint64_t)kv->block_bytes + cache->window_idle * (uint64_t)kv->window_bytes > most)
+    while (idle_bytes(cache) > limit / 100 * cache->percent)
         if (!prefix_evict(cache))
             return;
 }
@@ -150,10 +132,8 @@ mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) 
         mp_status status = mp_kv_take(&cache->kv, id, &refused);
         if (status == MP_OK)
             return MP_OK;
-        /* Spare window parts can pay for a refused block, and free blocks for a refused window part. Keep one of each:
-         * the next attempt needs it. */
-        const mp_kv_cache *kv = &cache->kv;
-        if (prefix_evict(cache) || ((kv->spare_count > 1 || kv->free_count > 1) && mp_kv_release(&cache->kv) > 0))
+        /* Spare memory of one part can pay for another part */
+        if (prefix_evict(cache) || (mp_kv_has_spare(&cache->kv) && mp_kv_release(&cache->kv) > 0))
             continue;
         if (error)
             *error = refused;
@@ -163,7 +143,7 @@ mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) 
 
 void mp_prefix_ref_block(mp_prefix_cache *cache, uint32_t id) {
     if (is_published(cache, id) && cache->kv.references[id] == 1)
-        unlist(cache, id);
+        unlist(cache, 0, id);
     mp_kv_share(&cache->kv, id);
 }
 
@@ -171,37 +151,32 @@ void mp_prefix_unref_block(mp_prefix_cache *cache, uint32_t id) {
     mp_kv_give(&cache->kv, id);
     if (!is_published(cache, id) || cache->kv.references[id] > 1)
         return;
-    list_newest(cache, id);
+    list_newest(cache, 0, id);
     bound_idle(cache);
 }
 
-void mp_prefix_ref_window(mp_prefix_cache *cache, uint32_t id) {
-    if (!cache->kv.window_bytes)
-        return;
-    assert(cache->kv.window_memory[id]);
-    if (cache->kv.window_references[id]++ == 0 && is_published(cache, id))
-        unlist_window(cache, id);
+void mp_prefix_ref_part(mp_prefix_cache *cache, int part, uint32_t id) {
+    assert(mp_kv_has(&cache->kv, part, id));
+    if (cache->kv.part[part].references[id]++ == 0 && is_published(cache, id))
+        unlist(cache, part, id);
 }
 
-void mp_prefix_unref_window(mp_prefix_cache *cache, uint32_t id) {
-    if (!cache->kv.window_bytes)
-        return;
-    assert(cache->kv.window_references[id] > 0);
-    if (--cache->kv.window_references[id] > 0)
+void mp_prefix_unref_part(mp_prefix_cache *cache, int part, uint32_t id) {
+    uint32_t *references = &cache->kv.part[part].references[id];
+    assert(*references > 0);
+    if (--*references > 0)
         return;
     if (is_published(cache, id)) {
-        list_window(cache, id);
+        list_newest(cache, part, id);
         bound_idle(cache);
     } else {
-        mp_kv_forget(&cache->kv, id);
+        mp_kv_forget(&cache->kv, part, id);
     }
 }
 
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error) {
     MP_TRY(mp_prefix_take(cache, id, error));
-    memcpy(cache->kv.memory[*id], cache->kv.memory[from], cache->kv.block_bytes);
-    if (cache->kv.window_bytes)
-        memcpy(cache->kv.window_memory[*id], cache->kv.window_memory[from], cache->kv.window_bytes);
+    mp_kv_copy(&cache->kv, from, *id);
     return MP_OK;
 }
 
@@ -263,14 +238,19 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
         advance(&ahead, next);
         id = next;
     }
-    /* walk back from the last block until all window parts that the next row sees exist */
+    /* walk back from the last block until all parts that the next row reads exist */
     uint32_t end = chain->count + found;
     for (uint32_t at = end; at > chain->count; id = cache->known[id].parent, at--) {
-        uint32_t needed = (uint32_t)mp_kv_first_seen(&cache->kv.group, (int64_t)end * MP_KV_BLOCK);
-        if (at - 1 < needed)
+        bool is_read = false;
+        for (int p = 1; p < cache->kv.layout.parts; p++) {
+            if ((int)at - 1 < mp_kv_first_seen(cache->kv.layout.window[p], (int64_t)end * MP_KV_BLOCK))
+                continue;
+            is_read = true;
+            if (!mp_kv_has(&cache->kv, p, id))
+                end = at - 1;
+        }
+        if (!is_read)
             break;
-        if (!mp_kv_has_window(&cache->kv, id))
-            end = at - 1;
     }
     return end > chain->count ? end - chain->count : 0;
 }
@@ -309,13 +289,16 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
     uint32_t found = look_up(cache, chain, tokens);
     if (found != MP_PREFIX_NONE) {
         mp_prefix_ref_block(cache, found);
-        if (mp_kv_has_window(&cache->kv, found)) {
-            mp_prefix_ref_window(cache, found);
-            mp_prefix_unref_window(cache, *id);
-        } else {
-            cache->kv.window_references[*id]--;
-            mp_kv_move(&cache->kv, *id, found);
-            cache->kv.window_references[found]++;
+        for (int p = 1; p < cache->kv.layout.parts; p++) {
+            uint32_t *references = cache->kv.part[p].references;
+            if (mp_kv_has(&cache->kv, p, found)) {
+                mp_prefix_ref_part(cache, p, found);
+                mp_prefix_unref_part(cache, p, *id);
+            } else {
+                references[*id]--;
+                mp_kv_move(&cache->kv, p, *id, found);
+                references[found]++;
+            }
         }
         mp_prefix_unref_block(cache, *id);
         *id = found;
@@ -339,6 +322,15 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+uint64_t mp_prefix_bytes(const mp_prefix_cache *cache) { return mp_kv_charged(&cache->kv); }
+
+uint64_t mp_prefix_block_bytes(const mp_prefix_cache *cache) {
+    uint64_t bytes = 0;
+    for (int p = 0; p < cache->kv.layout.parts; p++)
+        bytes += cache->kv.layout.bytes[p];
+    return bytes;
+}
 
 uint64_t mp_prefix_shrink(mp_prefix_cache *cache, uint64_t bytes) {
     uint64_t given = 0;

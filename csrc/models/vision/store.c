@@ -301,7 +301,7 @@ int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_se
                     const mp_sequence *seq, int want, int *missing) {
     *missing = -1;
     for (int i = 0; group->images && i < want; i++) {
-        int32_t position = seq->cached + i, row;
+        int32_t position = seq->cached.count + i, row;
         if (position >= request->n_prompt)
             break;
         if (seq->tokens[position] >= 0)

@@ -33,7 +33,7 @@ void mp_flows_destroy(mp_flows *flows) {
     *flows = (mp_flows){0};
 }
 
-static int *bucket_of(mp_flows *flows, uint64_t key, int group) {
+static int *flows_bucket_of(mp_flows *flows, uint64_t key, int group) {
     return &flows->buckets[(uint32_t)mp_mix(mp_mix(key ^ flows->seed) + (uint64_t)group) & flows->mask];
 }
 
@@ -51,7 +51,7 @@ static int free_slot(mp_flows *flows) {
     if (slot < 0)
         return -1;
     unlink_idle(flows, slot);
-    int *link = bucket_of(flows, flows->slots[slot].key, flows->slots[slot].group);
+    int *link = flows_bucket_of(flows, flows->slots[slot].key, flows->slots[slot].group);
     while (*link != slot)
         link = &flows->slots[*link].chain;
     *link = flows->slots[slot].chain;
@@ -59,7 +59,7 @@ static int free_slot(mp_flows *flows) {
 }
 
 int mp_flows_enter(mp_flows *flows, uint64_t key, int group, bool *fresh) {
-    int *bucket = bucket_of(flows, key, group), slot = *bucket;
+    int *bucket = flows_bucket_of(flows, key, group), slot = *bucket;
     while (slot >= 0 && (flows->slots[slot].key != key || flows->slots[slot].group != group))
         slot = flows->slots[slot].chain;
     *fresh = slot < 0;

@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 
-static void thread_main(void *arg) {
+static void pool_thread_main(void *arg) {
     mp_pool_thread *self = arg;
     mp_mutex_lock(self->lock);
     for (;;) {
@@ -29,7 +29,7 @@ static void thread_main(void *arg) {
 }
 
 mp_status mp_pool_thread_start(mp_pool_thread *thread, const char *name, mp_error *error) {
-    return mp_thread_start(&thread->os, name, thread_main, thread, error);
+    return mp_thread_start(&thread->os, name, pool_thread_main, thread, error);
 }
 
 void mp_pool_thread_give(mp_pool_thread *thread, mp_job job) {

@@ -34,7 +34,6 @@ from . import provenance
 
 if TYPE_CHECKING:
     from ...model import Model
-    from ...runtime.entry import Entry
 
 #: Default number of rows per batch: for outputs without vectors of tokens, and with them (``"tokens"``, ``"all"``).
 ROWS, TOKEN_ROWS = 1024, 64
@@ -91,7 +90,7 @@ class EmbedBatches:
             self._handle = self.pool.load(name, compute=options.get("compute", "auto"), adapters=self.adapters,
                                           progress=False)
         self._made: dict[str, Any] | None = None
-        self._made_of: Entry | None = None
+        self._made_of = 0
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the batch with the column of vectors."""
@@ -120,14 +119,14 @@ class EmbedBatches:
                 those that computed the vectors.
         """
         if self._made is None:
-            entry = model._entry
+            revision = model.revision
             made = provenance.record_of(model.description, self.column, self.options, self.vectors, self.adapters)
-            path = entry.changed()  # after the hashes: the files were the same while they were read
+            path = model.changed_file()  # after the hashes: the files were the same while they were read
             if path is not None:
                 raise IntegrityError(f"{path} changed since it was read", key=model.key,
                                      hint="Run the call again, which reads the files again")
-            self._made, self._made_of = made, entry
-        if model._entry is not self._made_of:  # it was loaded again
+            self._made, self._made_of = made, revision
+        if model.revision != self._made_of:  # it was loaded again
             raise IntegrityError("the files of the model or of an adapter changed since they were read", key=model.key,
                                  hint="Run the call again, which reads the files again")
         return self._made

@@ -109,7 +109,7 @@ class Pools:
         """Return the names of the models that are loaded or loading."""
         resident = {row.key for row in self.pool.ps() if row.state in ("loading", "ready")}
         return [served.name for served in self.state.models.all()
-                if resident.intersection(served.model._entry.core_keys())]
+                if resident.intersection(served.model.core_keys)]
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Update Ray's metrics and return the statistics for :class:`mpool.integrations.ray.routing.WarmRouter`. Ray
@@ -140,7 +140,7 @@ class Pools:
         Raises:
             ShuttingDown: the pool was closed.
         """
-        if self.pool._closed:
+        if self.pool.closed:
             raise ShuttingDown("the pool is closed")
 
     def __del__(self) -> None:

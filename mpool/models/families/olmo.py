@@ -1,5 +1,5 @@
-"""OLMo 2 (arXiv:2501.00656): norms of the outputs of attention and feed-forward layer, not of their inputs, and norms of
-queries and keys over all heads together."""
+"""OLMo 2 (arXiv:2501.00656): norms of the outputs of attention and feed-forward layer, not of their inputs, and norms
+of queries and keys over all heads together."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
         return await streamed(context, [stream], first, chunk_event, usage_event if include_usage else None)
     done = await aio.chat(messages, served.model, pool=pool, **options)
-    check_logprobs((one.logprobs for one in done.choices), served.model._entry.token_bytes)
+    check_logprobs((one.logprobs for one in done.choices), served.model.tokenizer.token_bytes)
     choices = [ChatChoice(one.index, _response_message(one), _logprobs(served, one.logprobs),
                           _finish(one.finish_reason) or "stop", _limit(one)) for one in done.choices]
     return json_response(ChatResponse(name, created, body.model, choices, usage_of([done])))
@@ -195,7 +195,7 @@ def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
 def _logprobs(served: ServedModel, found: tuple[TokenLogprob, ...] | None) -> ChatLogprobs | None:
     if found is None:
         return None
-    bytes_of = served.model._entry.token_bytes
+    bytes_of = served.model.tokenizer.token_bytes
     return ChatLogprobs([
         ChatToken(token.token, max(token.logprob, LOWEST), list(bytes_of(token.token_id)),
                   [TopToken(other.token, max(other.logprob, LOWEST), list(bytes_of(other.token_id)))

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio
+from ...completions import Chunk, ToolCallDelta
 from ...host import native_calls
 from .. import formats, response_memory, thinking
 from ..errors import Refusal
@@ -163,8 +164,6 @@ def _status(done: Completion) -> Status:
 
 def _output(done: Completion, id: str, origins: namespaces.Origins) -> list[OutputItem]:
     """Return the items of a completion: those that its stream would have."""
-    from ...completions import Chunk, ToolCallDelta
-
     events = _Events(id, origins)
     if done.reasoning:
         events.of(Chunk("", reasoning=done.reasoning))

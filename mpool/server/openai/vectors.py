@@ -33,8 +33,15 @@ from .structs import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ...model import Model
+
 #: Value of ``task`` in Jina's API -> task of the library. Other values name adapters in a model's files, or prompts.
 _TASKS = {"retrieval.query": "query", "retrieval.passage": "document"}
+
+
+def _own_adapters(model: Model) -> tuple[str, ...]:
+    settings = model.description.embedding
+    return settings.adapters if settings is not None else ()
 
 
 async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
@@ -48,7 +55,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     task = _TASKS.get(body.task or "", body.task)
     named = {"task": task}
     if task not in (None, "query", "document"):
-        own = () if is_missing(served) else await native_calls.REQUESTS.arun(served.model._entry.own_adapters)
+        own = () if is_missing(served) else await native_calls.REQUESTS.arun(_own_adapters, served.model)
         named = {"adapter" if task in own else "prompt_name": task}
     given = {"inputs": inputs, **served.target, **named, "truncate": body.truncate is not False}
     if body.return_multivector:

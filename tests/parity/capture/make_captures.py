@@ -11,8 +11,6 @@ Run by hand. The last command needs an interpreter of its own, because llama-cpp
     python make_captures.py llama F32.gguf llama.jsonl.xz          # llama-cpp-python
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import lzma

@@ -18,8 +18,6 @@ Run by hand. The two halves need different interpreters, because llama-cpp-pytho
 texts/ and for text.txt its tokens, the reference with TEXTS_TOP tokens, and llama.cpp's divergence at each position.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -9,8 +9,6 @@ MIXED, the types that llama.cpp's own quantiser gives the tensors. For each type
 of ggml's quantiser on seeded rows.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -10,8 +10,6 @@ Families that this llama.cpp refuses are printed and skipped (BERT, and DeepSeek
 layers of DeepSeek-V2-Lite).
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

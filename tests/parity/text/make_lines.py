@@ -4,8 +4,6 @@ The lines are the same with every version of Python: they are composed from the 
 this file. Python's ``random`` and ``unicodedata`` may change their results with their versions.
 """
 
-from __future__ import annotations
-
 SEED = 20240229
 
 SENTENCES = """

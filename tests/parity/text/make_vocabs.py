@@ -5,8 +5,6 @@ Needs HF ``tokenizers``, which finds the merges. The result is committed, so tha
     python tests/parity/text/make_vocabs.py
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import lzma

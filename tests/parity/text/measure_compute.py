@@ -7,8 +7,6 @@ Prints the lowest cosine over 300 sentences of random words, and over hard input
 (cut to the model's maximum length), one token, special tokens, one character repeated.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 

@@ -234,13 +234,13 @@ def test_file_reads_and_tokenization_do_not_block_the_loop(bert: Path, monkeypat
             return call
 
         watches: list[str] = []
-        monkeypatch.setattr(models, "describe", watched(models.describe))
+        monkeypatch.setattr("mpool.runtime.model_files.describe", watched(models.describe))
         monitor = asyncio.create_task(beat())
         await aio.load(bert, pool=own)
         assert watches == ["describe"]
         tokens = own.get(bert)
         threads: set[str] = set()
-        tokenizer = tokens._entry.tokenizer()
+        tokenizer = tokens.tokenizer
         original = tokenizer.encode_batch
 
         def recorded(*args: Any, **options: Any) -> Any:

@@ -339,7 +339,7 @@ def test_iter_counts_invalid_texts(pool: mpool.Pool, bert: Path) -> None:
 def test_iter_yields_the_vectors_before_an_invalid_text(pool: mpool.Pool, bert: Path) -> None:
     vectors = pool.embed_iter([*["fine"] * 5000, None, "never"], bert)
     count = 0
-    with pytest.raises(mpool.InvalidArgument, match=r"`iterable\[5000\]` must be a str .*, got NoneType"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`texts\[5000\]` must be a str .*, got NoneType"):
         for _ in vectors:
             count += 1
     assert 1024 <= count <= 5000

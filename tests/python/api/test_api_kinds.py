@@ -38,6 +38,7 @@ def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, lla
     assert stopped.token_ids == pool.generate("a", llama, stop_token_ids=[0, 1, 2], **TEXT).token_ids
     ids: Any = [np.array([5, 6, 7]), np.array([8])]
     assert np.array_equal(pool.embed(ids, bert), pool.embed([[5, 6, 7], [8]], bert))  # type: ignore[list-item]
+    assert np.array_equal(pool.embed([(5, 6, 7), (8,)], bert), pool.embed(ids, bert))  # type: ignore[list-item]
     assert np.array_equal(list(pool.embed_iter(ids, bert)), pool.embed(ids, bert))
     for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"]), memoryview(b"ab"),
                   bytearray(b"ab")):
@@ -78,7 +79,7 @@ def test_asynchronous_iterables_need_aio(pool: mpool.Pool, bert: Path) -> None:
 
     for call in (pool.embed_iter, mpool.embed_iter):
         error = refused(lambda: call(texts(), bert),  # type: ignore[arg-type]
-                        "`iterable` must be an iterable of str, got async_generator", "iterable")
+                        "`texts` must be an iterable of str, got async_generator", "texts")
         assert error.hint == "mpool.aio.embed_iter accepts asynchronous iterables"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import adapterfiles
 import mpool
 from mpool.errors import FileError, FormatError, OfflineError
 import tinymodels
@@ -206,6 +207,45 @@ def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
 
 
 # ---- tokens
+
+def test_facts_of_a_handle(pool: mpool.Pool, bert: Path, llama: Path, tmp_path: Path) -> None:
+    """A handle states its facts before and after its files are read, change, and are read again."""
+    folder = Path(shutil.copytree(bert, tmp_path / "m"))
+    paths = adapterfiles.two_adapters(folder, tmp_path)
+    model = pool.register("mine", folder)
+    found = pool.get(llama)
+    assert found.description_if_read is None and found.core_keys == ()
+    assert model.is_registered and not found.is_registered
+    assert model.description_if_read == model.description == model.description_of("text_embedding")
+    with pytest.raises(mpool.WrongCapability):
+        model.description_of("text_to_text")
+    with pytest.raises(mpool.InvalidArgument) as refused:
+        pool.check_free("mine")
+    assert refused.value.param == "name" and pool.check_free("other") is None
+
+    tokens = found.tokenizer
+    ids = found.tokenize("A cat sat.", add_special=False)
+    assert b"".join(map(tokens.token_bytes, ids)).decode().strip() == "A cat sat."
+    assert tokens.vocab_size > max(ids)
+
+    assert model.with_compute("float32") != model
+    with pytest.raises(mpool.InvalidArgument):
+        model.with_compute("float64")
+    vector = model.with_compute("float32").embed("A cat.")
+    assert model.core_keys == tuple(row.key for row in pool.ps()) == ("mine (float32)",)
+    pool.unload(model)
+    model.set_adapters(paths)
+    assert model.adapters == ("one", "two") and {row.state for row in pool.ps()} <= {"cold"}
+    assert not np.allclose(model.embed("A cat.", adapter="one", compute="float32"), vector)
+
+    first = model.revision
+    assert model.is_current() and model.changed_file() is None
+    config = folder / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert not model.is_current() and model.changed_file() == str(config) and model.revision == first
+    pool.get("mine")
+    assert model.is_current() and model.changed_file() is None and model.revision > first
+
 
 def test_tokens(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     text = "The dog barked: äöü 日本!"

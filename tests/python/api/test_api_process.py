@@ -130,7 +130,7 @@ def test_a_fork_while_another_thread_uses_a_model_for_the_first_time(bert: Path,
     script = """
 entry = mpool.register("m", bert)._entry
 entry.core_key()
-entry._core.clear()
+entry.keys._keys.clear()
 child = os.fork()
 if child == 0:
     signal.alarm(20)

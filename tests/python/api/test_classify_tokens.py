@@ -317,7 +317,7 @@ def test_the_regular_expressions_of_a_tokenizer_may_need_a_process(pool: mpool.P
     monkeypatch.setattr(native.Native, "_is_bounded", lambda self, texts: False)
     with mpool.Pool() as other:
         model = other.get(folders["bert"])
-        inner = model._entry.tokenizer()._native
+        inner = model.tokenizer._native
         monkeypatch.setattr(inner, "_free", 0)
         assert model.classify_tokens(TEXTS) == expected
         assert inner._isolated is not None

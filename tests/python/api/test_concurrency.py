@@ -97,14 +97,14 @@ def test_concurrent_first_requests_load_once(models: tuple[Path, Path]) -> None:
     """No model is loaded when the requests arrive. The files are read once and each model is loaded once."""
     with mpool.Pool() as pool:
         described: list[str] = []
-        from mpool import models as catalog
-        original = catalog.describe
+        from mpool.runtime import model_files
+        original = model_files.describe
 
         def counted(*args: Any, **options: Any) -> Any:
             described.append(str(args[0]))
             return original(*args, **options)
 
-        catalog.describe = counted
+        model_files.describe = counted
         try:
             found: list[bytes] = []
             vector: Call = ("embed", "a cat", {})
@@ -112,7 +112,7 @@ def test_concurrent_first_requests_load_once(models: tuple[Path, Path]) -> None:
             together([lambda call=call: found.append(result_of(pool, models, call)) for call in [vector, text] * 12],
                      240)
         finally:
-            catalog.describe = original
+            model_files.describe = original
         assert len(found) == 24 and len(set(found)) == 2
         assert sorted(described) == sorted(map(str, models))
         assert len(pool.ps()) == 2

@@ -403,7 +403,7 @@ def test_threads_that_look_up_changed_files_at_once(bert: Path, tmp_path: Path,
         reads.append(args)
         return describe(*args, **more)
 
-    monkeypatch.setattr(mpool.models, "describe", counted)
+    monkeypatch.setattr("mpool.runtime.model_files.describe", counted)
     with mpool.Pool() as pool:
         pool.embed("A cat sat.", folder)
         for edit in EDITS:

@@ -147,5 +147,6 @@ def test_an_integration_without_its_library_says_what_to_install(module: str, mi
             f"try: from mpool.integrations.{module} import {'EmbedBatches' if module == 'ray' else 'anything'}\n"
             "except ModuleNotFoundError as error: print(error)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (package in done.stdout and f"(the extra {module} of mpool)" in done.stdout
-            or f'pip install ".[{module}]"' in done.stdout), done.stdout + done.stderr
+    extra = module.replace("_", "-")
+    assert (package in done.stdout and f"(the extra {extra} of mpool)" in done.stdout
+            or f'pip install ".[{extra}]"' in done.stdout), done.stdout + done.stderr

@@ -33,7 +33,7 @@ with mpool.Pool(mpool.PoolConfig(max_workers_per_model=workers)) as pool:
         pool.unload(generator), pool.unload(embedder)
         gc.collect()
     # The tokenizer would otherwise be completed after the second request.
-    use(), pool.get(generator)._entry.tokenizer().finish()
+    use(), pool.get(generator).tokenizer.finish()
     unload()  # libraries and tokenizers stay loaded from here on
     empty = resident()
     use()

@@ -186,7 +186,7 @@ def test_iterators_have_no_limit_of_results(m3: Path, name: str) -> None:
 def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     seen = 0
-    with pytest.raises(mpool.InvalidArgument, match=r"`iterable\[1500\](\[1\])?` must be a str"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`texts\[1500\](\[1\])?` must be a str"):
         for _ in output.iterate(pool, [*TEXTS * 25, 3, "w1"], model):
             seen += 1
     assert seen <= 1500
@@ -308,13 +308,13 @@ def test_zero_shot_classification_of_iterators(pool: mpool.Pool, nli: Path, opti
     ("x" * 1_000_001, "a str of 0 to")],
     ids=("pair", "number", "surrogate", "long"))
 def test_texts_that_zero_shot_classification_refuses(pool: mpool.Pool, nli: Path, text: Any, words: str) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=rf"`iterable\[400\]` must be {words}"):
+    with pytest.raises(mpool.InvalidArgument, match=rf"`texts\[400\]` must be {words}"):
         list(pool.embed_iter([*(TEXTS * 7)[:400], text, "w1"], nli, output="labels", labels=LABELS))
     idle(pool, 20)
 
 
 def test_zero_shot_classification_of_long_texts(pool: mpool.Pool, nli: Path) -> None:
-    with pytest.raises(mpool.ContextOverflow, match=r"`iterable\[1\]` with its hypothesis has"):
+    with pytest.raises(mpool.ContextOverflow, match=r"`texts\[1\]` with its hypothesis has"):
         list(pool.embed_iter(["w1", "w1 " * 70], nli, output="labels", labels=LABELS, truncate=False))
     long = ["w1 " * 30_000, "w2 " * 30_000, "w3"]  # two slices by their characters
     assert list(pool.embed_iter(long, nli, output="labels", labels=LABELS)) == \
@@ -353,9 +353,9 @@ def test_pairs_of_iterators(pool: mpool.Pool, ranker: Path) -> None:
     with pool.embed_iter(long(), ranker, output="labels") as iterator:
         next(iterator)
         assert read <= 20  # 600,000 characters each: a slice of 1,024 pairs would have 614 million
-    with pytest.raises(mpool.InvalidArgument, match=r"`iterable\[1100\]` must be a pair of texts, as the first"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`texts\[1100\]` must be a pair of texts, as the first"):
         list(pool.embed_iter([*pairs[:1100], "w1"], ranker, output="labels"))
-    with pytest.raises(mpool.InvalidArgument, match=r"`iterable\[1100\]` must be a str of 0 to .* got tuple"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`texts\[1100\]` must be a str of 0 to .* got tuple"):
         list(pool.embed_iter([*(TEXTS * 20)[:1100], ("w1", "w2")], ranker, output="labels"))
 
 

@@ -105,7 +105,8 @@ OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "
                     "semantic_search", "swap", "maxsim", "show_config", "metrics", "health", "init_maintenance",
                     "begin_shutdown"},
           "aio": {"load", "swap", "unload"},
-          "Model": {"count_tokens", "tokenize", "detokenize", "unload", "ping"}}
+          "Model": {"count_tokens", "tokenize", "detokenize", "unload", "ping", "changed_file", "description_of",
+                    "is_current", "set_adapters", "with_compute"}}
 
 
 #: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a

@@ -27,7 +27,7 @@ def user(content: Any, **more: Any) -> list[dict[str, Any]]:
 
 #: Verb and arguments -> preparation is slow, renders a chat template, reads images.
 ROWS: list[tuple[str, dict[str, Any], tuple[bool, ...]]] = [
-    ("embed", {"inputs": LONG}, NONE), ("embed_iter", {"iterable": [LONG]}, NONE),
+    ("embed", {"inputs": LONG}, NONE), ("embed_iter", {"texts": [LONG]}, NONE),
     ("embed_sparse", {"inputs": LONG}, NONE), ("embed_tokens", {"inputs": LONG}, NONE),
     ("embed_all", {"inputs": LONG}, NONE), ("embed_image", {"images": IMAGE}, (False, False, True)),
     ("rerank", {"query": "x", "documents": [LONG], "model": "m"}, NONE),

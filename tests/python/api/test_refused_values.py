@@ -26,7 +26,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     # vectors
     *(("embed", "bert", {"inputs": value}, "inputs")
       for value in ({"x"}, iter(["x"]), None, 5, b"x", Path("x"), np.array(5), np.zeros((2, 2)), np.array(IDS),
-                    {"a": "x"})),
+                    {"a": "x"}, {"a": "x"}.keys(), np.array([IDS]))),
     *(("embed", "bert", {"inputs": value}, "inputs[0]") for value in (IDS, [["a", "b"]])),
     ("embed", "bert", {"inputs": ["x"], "precision": "uint8"}, "precision"),
     ("embed", "bert", {"inputs": "x", "on_error": "null", "precision": "binary"}, "on_error"),
@@ -34,18 +34,18 @@ ROWS: list[tuple[str, str, dict[str, Any], str]] = [
     *(("embed", "prompted", {"inputs": "x", **more}, name) for name, more in (
         ("prompt_name", {"prompt_name": "qeury"}), ("prompt_name", {"prompt_name": "query", "prompt": "x"}),
         ("prompt", {"prompt": "x" * 1_000_001}), ("prompt", {"prompt": 5}))),
-    *(("embed_iter", "bert", {"iterable": value}, "iterable") for value in ("text", 5)),
+    *(("embed_iter", "bert", {"texts": value}, "texts") for value in ("text", 5)),
     *((verb, model, {name: value, "progress": 1}, "progress") for verb, model, name, value in (
-        ("embed_iter", "m3", "iterable", ["x"]), ("embed_sparse", "m3", "inputs", ["x"]),
+        ("embed_iter", "m3", "texts", ["x"]), ("embed_sparse", "m3", "inputs", ["x"]),
         ("embed_tokens", "m3", "inputs", ["x"]), ("embed_all", "m3", "inputs", ["x"]),
         ("embed_image", "dino", "images", [IMAGE]), ("classify", "ranker", "texts", ["x"]),
         ("classify_tokens", "tagger", "texts", ["x"]))),
-    *(("embed_iter", "bert", {"iterable": [], name: value}, name)
+    *(("embed_iter", "bert", {"texts": [], name: value}, name)
       for name, value in (("batch_size", 0), ("precision", "int8"))),
-    ("embed_iter", "m3", {"iterable": [], "output": "text"}, "output"),
-    *(("embed_iter", "m3", {"iterable": [], "output": output, "max_active": 3}, "max_active")
+    ("embed_iter", "m3", {"texts": [], "output": "text"}, "output"),
+    *(("embed_iter", "m3", {"texts": [], "output": output, "max_active": 3}, "max_active")
       for output in ("dense", "tokens", "all")),
-    *(("embed_iter", "m3", {"iterable": [], "output": output, name: value}, name)
+    *(("embed_iter", "m3", {"texts": [], "output": output, name: value}, name)
       for output in ("sparse", "tokens", "all")
       for name, value in (("dimensions", 4), ("normalize", True), ("precision", "binary"), ("on_error", "null"))),
     *(("embed_sparse", "m3", {"inputs": "x", "max_active": value}, "max_active") for value in (0, -1, 1.5)),

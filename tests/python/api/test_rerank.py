@@ -145,7 +145,7 @@ def test_pairs_are_truncated_like_transformers(folders: dict[str, Path], lengths
 
 @pytest.mark.parametrize("name", ["bert", "xlm_roberta"])
 def test_special_tokens_in_texts_are_plain_text(folders: dict[str, Path], name: str) -> None:
-    tokenizer = mpool.Pool().get(str(folders[name]))._entry.tokenizer()
+    tokenizer = mpool.Pool().get(str(folders[name])).tokenizer
     before, between, behind = tokenizer.pair_ids
     assert len(between) == (1 if name == "bert" else 2)
     text = "[SEP] </s> a [CLS] <s>"

@@ -193,7 +193,8 @@ def with_nan(row: int) -> np.ndarray:
     (lambda: mpool.semantic_search(ROWS, ROWS, metric="l2"), "metric", "l2"),  # type: ignore[arg-type]
     (lambda: mpool.search.paraphrase_mining(ROWS, max_pairs=0), "max_pairs", "0"),
     (lambda: mpool.search.community_detection(ROWS, threshold=float("nan")), "threshold", "NaN"),
-    (lambda: mpool.search.community_detection(ROWS, min_community_size=1.5), "min_community_size", "1.5"),  # type: ignore
+    (lambda: mpool.search.community_detection(ROWS, min_community_size=1.5), "min_community_size",
+     "1.5"),  # type: ignore[arg-type]
     (lambda: mpool.semantic_search(LONG[0], LONG), "corpus", "1,048,577 components"),
     (lambda: mpool.search.paraphrase_mining(LONG), "vectors", "at most 1,048,576 components"),
     (lambda: mpool.search.community_detection(LONG), "vectors", "at most 1,048,576 components"),

@@ -76,7 +76,7 @@ def test_invalid_ids_are_named(pool: mpool.Pool, bert: Path, ids: Any, where: st
 
 
 def test_ids_from_the_end_of_the_vocabulary(pool: mpool.Pool, bert: Path) -> None:
-    size = pool.get(str(bert))._entry.tokenizer().vocab_size
+    size = pool.get(str(bert)).tokenizer.vocab_size
     pool.embed([[size - 1]], str(bert))
     with pytest.raises(mpool.InvalidArgument, match=rf"inputs\[0\]\[1\].*0 to {size - 1}"):
         pool.embed([[5, size]], str(bert))

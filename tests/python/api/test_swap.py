@@ -227,8 +227,8 @@ def test_a_fork_in_the_middle_of_a_swap(own: mpool.Pool, bert: Path) -> None:
     old = own.register("m", bert)._entry
     wanted = own.embed("a", "m")
     own.swap("m", bert, normalize=False)
-    new = old.successor
-    old.successor = None
+    new = old.replacement.successor
+    old.replacement.successor = None
     own._names.hand_over(new, old)
 
     def child() -> bool:
@@ -239,7 +239,7 @@ def test_a_fork_in_the_middle_of_a_swap(own: mpool.Pool, bert: Path) -> None:
     assert forked(child)
     with pytest.raises(SendError):
         own.embed("a", "m")
-    old.successor = new  # the end of the swap
+    old.replacement.successor = new  # the end of the swap
 
 
 def test_an_unload_that_began_before_a_swap_keeps_the_new_model(own: mpool.Pool, bert: Path) -> None:
@@ -269,7 +269,7 @@ def _settings(model: Any) -> Any:
     """Return the settings of a name that requests see."""
     found, entry = model.description.embedding, model._entry
     return (found.prompts, found.default_prompt_name, found.pooling, found.normalize, found.max_tokens,
-            (entry.runs_in, entry.uses_weights),
+            (entry.setup.runs_in, entry.setup.weights),
             sorted((row.key, row.pinned, row.keep_alive) for row in entry.pool.ps()))
 
 
@@ -455,7 +455,7 @@ def test_timeout_drops_the_new_model(own: mpool.Pool, bert: Path) -> None:
         patch.setattr(swapping._Swap, "_load", late)
         with pytest.raises(Timeout):
             own.swap("m", bert, pooling="max", timeout=5)
-    assert np.array_equal(own.embed("a", "m"), wanted) and own.get("m")._entry.successor is None
+    assert np.array_equal(own.embed("a", "m"), wanted) and own.get("m")._entry.replacement.successor is None
     with pytest.raises(InvalidArgument, match="timeout"):
         own.swap("m", bert, timeout=0)
 
@@ -471,7 +471,7 @@ def test_interruption_after_the_core_has_switched(own: mpool.Pool, bert: Path) -
     def interrupted(self: Any) -> None:
         nonlocal calls
         calls += 1
-        locks.extend([*(part._lock for part, _ in self.parts), self.pool._names.lock])
+        locks.extend([*(part.lock for part, _ in self.parts), self.pool._names.lock])
         assert all(lock._is_owned() for lock in locks)  # no request may take a key or a name meanwhile
         if calls == 1:
             raise KeyboardInterrupt

@@ -1,7 +1,5 @@
 """The command ``mpool``, run in subprocesses."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

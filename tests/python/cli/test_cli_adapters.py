@@ -1,7 +1,5 @@
 """``--adapter`` of ``mpool embed``, ``search``, ``rerank`` and ``classify``, compared with the library."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

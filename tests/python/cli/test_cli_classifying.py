@@ -1,7 +1,5 @@
 """``mpool classify``, compared with the library's function."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``mpool demo`` with small models: its facts as JSON, compared with the library, and the lines that it prints."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

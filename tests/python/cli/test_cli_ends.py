@@ -1,7 +1,5 @@
 """How commands end when standard output takes no more: the exit code, the message, and nothing left for the exit."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """``--grammar``, ``--regex`` and ``--json-schema``: the completion has the format, and errors name the option."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

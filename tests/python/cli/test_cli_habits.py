@@ -1,7 +1,5 @@
 """Commands as users of Ollama and llama.cpp write them: they work, or the error has the command to use."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Errors of the library have the words of the command line: options, and no values of Python."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Every option of a command reaches the library, and a command without options passes the documented defaults. The
 library is a recorder here; test_cli.py runs the commands with models."""
 
-from __future__ import annotations
-
 import io
 import math
 from pathlib import Path
@@ -43,7 +41,7 @@ class Recorder:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.key, self.config = "model", PoolConfig()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -189,7 +187,7 @@ def test_options_of_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         def flush(self) -> None:
             """Do nothing."""
 
-    monkeypatch.setattr("mpool.tasks.captures.Capture", Capture)
+    monkeypatch.setattr("mpool.cli.capturing.Capture", Capture)
     command = ["capture", "-m", "x", "-p", "p", "-o", "a.jsonl"]
     _, _, options = last_call(monkeypatch, *command)
     assert options == {"temperature": 0, "parse_special": False, "capture": ("job", None)}

@@ -1,7 +1,5 @@
 """Lines that commands print, and what they pass on, with a library that returns known results."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -49,7 +47,7 @@ class Library:
     def __init__(self, **results: Any) -> None:
         self.results, self.calls = results, list[tuple[str, tuple[Any, ...], dict[str, Any]]]()
 
-    def __enter__(self) -> Library:
+    def __enter__(self) -> "Library":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -292,7 +290,7 @@ def test_rm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
             raise mpool.errors.FileError(f"{name} is in use")
         return SimpleNamespace(freed=1_550_000, files=("x", "y"))
 
-    monkeypatch.setattr("mpool.models.remove", remove)
+    monkeypatch.setattr("mpool.cli.removing.remove", remove)
     names, flags = ["a", "b", "c"], ["--dry-run"] * dry
     assert main(["rm", *names, *flags]) == len(failing)
     would = "would be " if dry else ""
@@ -317,8 +315,8 @@ def test_quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         return SimpleNamespace(path="out.gguf", nbytes=2_250_000, types={"Q8_0": 3, "F32": 2})
 
     resolved = list[Any]()
-    monkeypatch.setattr("mpool.models.quantizing.quantize.quantize", quantize)
-    monkeypatch.setattr("mpool.models.resolve", lambda name, offline: resolved.append((name, offline))
+    monkeypatch.setattr("mpool.cli.quantizing.write", quantize)
+    monkeypatch.setattr("mpool.cli.quantizing.resolve", lambda name, offline: resolved.append((name, offline))
                         or SimpleNamespace(path="/files"))
     name = str(tmp_path) if local else "org/name"
     source = name if local else "/files"
@@ -342,8 +340,8 @@ def test_pull(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     found = SimpleNamespace(key=None, ref="org/name", source="hub", revision="r", path=str(tmp_path), kind="folder",
                             files=())
     given, verified = list[Any](), list[Any]()
-    monkeypatch.setattr("mpool.models.resolve", lambda name, **options: given.append((name, options)) or found)
-    monkeypatch.setattr("mpool.models.verify", verified.append)
+    monkeypatch.setattr("mpool.cli.models.resolve", lambda name, **options: given.append((name, options)) or found)
+    monkeypatch.setattr("mpool.cli.models.verify", verified.append)
     assert main(["pull", "a", *["--verify"] * verify]) == 0
     assert capsys.readouterr().out == f"org/name: 2 MB in {tmp_path}{', hashes verified' * verify}\n"
     found.key = "key"

@@ -3,8 +3,6 @@
 ``python tests/python/cli/test_cli_parser.py`` writes the snapshot again after a wanted change.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

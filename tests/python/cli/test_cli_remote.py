@@ -1,7 +1,5 @@
 """``mpool ps`` and ``mpool stop`` against a server, and against servers that are none."""
 
-from __future__ import annotations
-
 import http.server
 import io
 import json

@@ -1,7 +1,5 @@
 """``mpool search``, ``rerank``, ``generate-image`` and ``completion``, compared with the library's functions."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

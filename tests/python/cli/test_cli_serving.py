@@ -1,7 +1,5 @@
 """``mpool serve`` that cannot start: what it says, and the token files that it leaves as they are."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

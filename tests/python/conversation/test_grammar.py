@@ -1,8 +1,6 @@
 """``response_format``: completions that match a format by construction. The models are small and have random weights,
 so their unconstrained output is noise: a completion matches only because of the masks, at any temperature."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -190,7 +188,7 @@ def test_invalid_gbnf() -> None:
 def test_tokens_of_gbnf(pool: mpool.Pool, tiny: Path) -> None:
     """A token reference allows one token, control or not; with ``!``, all others but those that end a text. In Lark's
     language, texts, regular expressions and comments have none."""
-    tokenizer = pool.get(tiny)._entry.tokenizer()
+    tokenizer = pool.get(tiny).tokenizer
     control = next(at for at, is_control in enumerate(bytes(tokenizer.token_table().control)) if is_control
                    and at not in tokenizer.eog_ids)
     name, letter = tokenizer.token_text(control), int(tokenizer.encode("a", add_special=False)[-1])
@@ -358,7 +356,7 @@ def test_an_error_of_the_tokenizer_is_named(pool: mpool.Pool, llama: Path, monke
 
 @pytest.mark.parametrize("regex", ["[A-Z][a-z]+ [A-Za-z ,]{20,60}", "[a-z]{1,9}( [a-z]{1,25})*", "([a-z ]|[0-9])+"])
 def test_token_sets_do_not_change_masks(pool: mpool.Pool, llama: Path, regex: str) -> None:
-    tokenizer = pool.get(llama)._entry.tokenizer()
+    tokenizer = pool.get(llama).tokenizer
     compiler = grammar._compiler(tokenizer)
     plain = llguidance.LLMatcher(compiler._tokenizer.with_slices([]), llguidance.LLMatcher.grammar_from_regex(regex))
     sets, seed = compiler.compiled("regex", regex)[1].deep_copy(), 1

@@ -1,7 +1,5 @@
 """Formats of hostile clients: each would take gigabytes, minutes or the stack if this process compiled it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
@@ -81,7 +79,7 @@ def test_large_formats_are_compiled(pool: mpool.Pool, llama: Path) -> None:
 
 def test_the_deepest_grammar_that_passes_does_not_overflow_the_stack(pool: mpool.Pool, llama: Path) -> None:
     """A thread of this process has twice the stack of the process that tries a grammar."""
-    trial = grammar._compiler(pool.get(llama)._entry.tokenizer())._trial
+    trial = grammar._compiler(pool.get(llama).tokenizer)._trial
 
     def passes(rules: int) -> bool:
         try:
@@ -98,7 +96,7 @@ def test_the_deepest_grammar_that_passes_does_not_overflow_the_stack(pool: mpool
 
 
 def test_memory_of_cached_formats_is_limited(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = grammar._compiler(pool.get(llama)._entry.tokenizer())
+    compiler = grammar._compiler(pool.get(llama).tokenizer)
     needed = {"a": 50 << 20, "b": 60 << 20, "c": 70 << 20, "d": 200 << 20, "e": 1}
     monkeypatch.setattr(grammar_trial.Trial, "compile", lambda self, text: needed[json.loads(text)[
         "grammars"][0]["lark_grammar"][-2]])
@@ -137,7 +135,7 @@ def test_a_pattern_that_exceeds_a_limit_is_left_out(monkeypatch: pytest.MonkeyPa
 def test_without_processes_no_format_is_compiled(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch,
                                                  processes: grammar_trial.Children) -> None:
     monkeypatch.setattr(processes, "program", processes.program._replace(packages=("not_installed",)))
-    compiler = grammar._compiler(pool.get(llama)._entry.tokenizer())
+    compiler = grammar._compiler(pool.get(llama).tokenizer)
     compiler._formats._entries.clear()
     with pytest.raises(mpool.SpawnFailed, match="not_installed"):
         pool.generate("Once", llama, response_format={"type": "regex", "regex": "unseen"})

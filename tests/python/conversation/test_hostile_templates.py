@@ -3,8 +3,6 @@
 Each is an error, or a text, within its limit, while other threads render and compile other templates.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

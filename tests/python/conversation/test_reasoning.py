@@ -1,7 +1,5 @@
 """Splitting of reasoning and response: both formats, chunks of any size, and models whose output is known by token."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Renderers: processes that are killed, stopped, refused and forked, and their limits."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -58,7 +56,7 @@ class Thread(threading.Thread):
         except Exception as error:
             self.error = error
 
-    def ended(self, seconds: float = 60.0) -> Thread:
+    def ended(self, seconds: float = 60.0) -> "Thread":
         self.join(seconds)
         assert not self.is_alive()
         return self

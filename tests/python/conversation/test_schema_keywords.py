@@ -1,7 +1,5 @@
 """Keywords of JSON schemas: what a grammar cannot enforce is left out and named, or refused with its path."""
 
-from __future__ import annotations
-
 import json
 import re
 import logging

@@ -1,7 +1,5 @@
 """JSON schemas that an adversary sends: references in a cycle, many alternatives, keywords that interact."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

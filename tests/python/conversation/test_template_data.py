@@ -1,7 +1,5 @@
 """Data that a chat template gets, and the error for each status of its renderer (mpool/conversation/template.py)."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """``format`` in JSON schemas: the texts that a grammar allows are those that strict validators accept."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """Tool-call formats: recognition by the template, parsing of completions in chunks of any size, templates, grammars."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping
@@ -605,7 +603,7 @@ def test_a_call_ends_the_reasoning(completion: str, thoughts: str | None, said: 
     tools = Tools([], tuple(Function(*one) for one in FUNCTIONS.items()), False, False, format_named("hermes"))
     for at in (None, *range(len(completion))):
         chunks = list(completion) if at is None else [completion[:at], completion[at:]]
-        splitter, parser = tools.splitter(make), tools.parser(str)
+        splitter, parser = tools.splitter(make), tools.parser(b"")
         thought = text = ""
         for number, chunk in enumerate(chunks):
             new, rest = splitter.feed(chunk, number + 1 == len(chunks))

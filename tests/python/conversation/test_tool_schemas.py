@@ -1,7 +1,5 @@
 """Schemas of tools that are functions, dataclasses or pydantic classes."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from typing import Annotated, Any, Literal, TypedDict

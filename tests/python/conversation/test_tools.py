@@ -3,8 +3,6 @@
 Small checkpoints with random weights write noise: their calls match the schemas only because the masks allow nothing
 else. Other models have output that is known by token; their completions are compared exactly."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle
@@ -21,7 +19,7 @@ import toolmodels as tm
 import mpool
 from mpool.conversation import grammar, tool_calls, tool_formats, tool_grammar
 from mpool.conversation.messages import check_messages
-from mpool.conversation.tools import complete_results, make_call_id
+from mpool.conversation.tools import _call_id, complete_results
 from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
@@ -502,9 +500,9 @@ def test_worker_processes_give_the_same_results(chain: Any) -> None:
 
 def test_call_ids() -> None:
     """Ids have nine letters and digits; they are equal for the same call and differ for others."""
-    made = {make_call_id(b"prompt", number) for number in range(1000)}
+    made = {_call_id(b"prompt", number) for number in range(1000)}
     assert len(made) == 1000 and all(len(one) == 9 and one.isalnum() for one in made)
-    assert make_call_id(b"prompt", 1) == make_call_id(b"prompt", 1) != make_call_id(b"another", 1)
+    assert _call_id(b"prompt", 1) == _call_id(b"prompt", 1) != _call_id(b"another", 1)
 
 
 # ---- input validation ------------------------------------------------------------------------------------------------
@@ -635,7 +633,7 @@ def test_ids_and_names_of_earlier_calls_and_results() -> None:
                             *({"role": "tool", "content": "1", **one} for one in results)])
     complete_results(found)
     ids = [call["id"] for call in found[1]["tool_calls"]]
-    assert ids == ["abcdefghi", make_call_id(b"1", 0), make_call_id(b"2", 0)] and ids[1] != ids[2]
+    assert ids == ["abcdefghi", _call_id(b"1", 0), _call_id(b"2", 0)] and ids[1] != ids[2]
     assert [(one["tool_call_id"], one.get("name")) for one in found[2:]] == [
         (ids[1], "weather"), (ids[0], "clock"), (ids[2], "weather"), ("other", None)]
 

@@ -5,8 +5,6 @@ all schedules, sanitizers (with failure injection), the kernels of the extension
 ``--slow``: all tests with the objects of the extension, and those that run for ARM in an emulator.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import struct

@@ -3,8 +3,6 @@
 They are a file of their own because a file runs in one process, and all builds together take longest of all tests.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rules that the C sources follow, and the runner of the C tests."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

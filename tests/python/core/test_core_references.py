@@ -1,7 +1,5 @@
 """Calls of the C extension keep no reference and no memory, whether they succeed or fail. No test needs torch."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

@@ -1,7 +1,5 @@
 """The C extension with tiny models: requests, tickets, waiting, signals, shutdown."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The C extension without models: tables, specs, GGUF, errors, dequantisation."""
 
-from __future__ import annotations
-
 import builtins
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Dequantisation of every stored type gives the same bits as the `gguf` package (gguf-py, quants.py)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Run each fuzz target for 10 seconds. `python tests/fuzz/fuzz.py --seconds 600` runs them for longer."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """pytest's summary names the instruction sets that this CPU lacks, and what their kernels were tested by."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

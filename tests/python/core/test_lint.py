@@ -1,7 +1,5 @@
 """ruff and mypy accept the sources, with the settings of pyproject.toml."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

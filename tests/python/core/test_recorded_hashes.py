@@ -9,8 +9,6 @@ are recorded for each instruction set.
 with MPOOL_CPU=avx2 or another instruction set that the CPU has, also those in bfloat16 for this set.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -1,7 +1,5 @@
 """tools/trim_openblas.py removes from OpenBLAS what mpool cannot reach, and nothing else."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

@@ -2,8 +2,6 @@
 them without a compiler, runs the demo and the light tests there, and runs the C tests, compiled by the same compiler.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

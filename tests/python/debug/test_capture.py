@@ -1,7 +1,5 @@
 """Captures: records of the layer outputs during generation, from the core to a file (mpool/tasks/captures.py)."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -59,7 +57,7 @@ def test_each_sampled_token_has_one_record_per_stage(model: mpool.Model, tmp_pat
     assert (capture.written, capture.dropped, capture.failed) == (1, 0, 0)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == len(found) == 14 * (layers + 3)
-    wide = {"logits": model._entry.tokenizer().vocab_size}
+    wide = {"logits": model.tokenizer.vocab_size}
     hidden = int(model.description.spec.kv["llama.embedding_length"])
     for line, record in zip(lines, found):
         assert line == {"checkpoint": record.checkpoint, "team": "mpool", "token_idx": record.token_idx, "job_id": "1",

@@ -1,7 +1,5 @@
 """Texts of ``mpool.ps()`` and ``mpool.show_config()`` (mpool/debug/show.py), column by column and line by line."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

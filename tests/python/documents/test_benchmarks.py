@@ -1,7 +1,5 @@
 """Every benchmark runs with tiny models."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """The demo models bundled with mpool: they are complete, small and equal to the catalogue, and reach the accuracy on
 their cards on held-out images. Images and split come from ``training/``."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil

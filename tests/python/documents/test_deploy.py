@@ -1,8 +1,6 @@
 """The container file and the Kubernetes manifest: options that `mpool serve` has. They agree with each other. Neither
 Docker nor Kubernetes runs here."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The README and every page of docs/: code runs, links exist, tables match the code."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Completions that cannot have been prepared: the prompt contains the current time and a random word."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The notebook runs from top to bottom, and its outputs are as expected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The whole measurement is ``python -m benchmarks search``. These tests take the f
 queries.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

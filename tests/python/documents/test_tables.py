@@ -1,7 +1,5 @@
 """The tables of measured rates in README.md and docs/ come from committed records, and the records are complete."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of verified architectures: it is complete, each row names an existing test, and a page shows it."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

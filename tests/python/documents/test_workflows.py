@@ -1,7 +1,5 @@
 """The linters of tools/lint_deploy.py accept the workflows, the container file and the Kubernetes manifest."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 from pathlib import Path

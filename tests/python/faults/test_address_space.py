@@ -1,7 +1,5 @@
 """A short address space (``ulimit -v``): every limit gives a typed error, and no library ends the process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Faults of files, memory, clocks, callers and callbacks, with tiny models. tests/FAULTS.md has the table of faults
 whose rows are named here."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,8 +1,6 @@
 """A native call that never returns: its request ends at its deadline, other requests are served, /health names the
 starved threads, and the process exits within its grace."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import ctypes
@@ -338,7 +336,7 @@ PLANTS = {
     "grammar": ("from mpool.conversation import grammar\ngrammar._Compiler._compile = endless",
                 "/v1/chat/completions", {"model": LLAVA, "messages": [{"role": "user", "content": "a"}],
                                          "response_format": {"type": "json_object"}}),
-    "first use": ("from mpool.runtime.entry import Entry\nEntry._make_tokenizer = endless",
+    "first use": ("from mpool.runtime.model_files import ModelFiles\nModelFiles._make_tokenizer = endless",
                   "/v1/embeddings", {"model": "bert", "input": "a"}),
 }
 

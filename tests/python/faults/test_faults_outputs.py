@@ -1,7 +1,5 @@
 """Faults of tests/FAULTS.md and hostile texts, for every output of a text encoder."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

@@ -1,8 +1,6 @@
 """Faults that need a separate process: forks, Ctrl-C and exits at any time. tests/FAULTS.md has the table of faults
 whose rows are named here."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

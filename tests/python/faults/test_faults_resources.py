@@ -3,8 +3,6 @@
 Row numbers refer to the table in tests/FAULTS.md.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

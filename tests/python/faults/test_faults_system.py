@@ -1,8 +1,6 @@
 """Errors of the operating system leave every public function as one error of mpool, errors of a caller's code as they
 are; and failures within the bookkeeping of processes leave nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import inspect

@@ -1,7 +1,5 @@
 """tests/FAULTS.md names the tests of each fault. Every row names a test, and every named test exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

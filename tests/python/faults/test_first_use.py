@@ -1,7 +1,5 @@
 """First use of each lazily imported dependency, and of modules, by eight threads at once, in fresh processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

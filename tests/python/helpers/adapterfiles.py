@@ -1,7 +1,5 @@
 """Seeded low-rank adapters: matrices, folders of PEFT, GGUF files of llama.cpp, and models with merged weights."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

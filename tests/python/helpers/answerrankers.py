@@ -1,7 +1,5 @@
 """A small reranker that is a language model, in the form of Qwen3-Reranker."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Bad values at every place of a reader's input, and what the reader makes of each: a table that a test compares with a
 committed one. It has the whole text of every error, so it also shows swapped arguments and changed limits."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

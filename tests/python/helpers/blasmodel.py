@@ -1,7 +1,5 @@
 """A stand-in for OpenBLAS with the arithmetic of mpool's numeric contract, which therefore serves on every machine."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from platform import machine

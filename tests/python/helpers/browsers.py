@@ -3,8 +3,6 @@
 Importing this module skips the tests if selenium is not installed.
 """
 
-from __future__ import annotations
-
 import functools
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Jobs that are cancelled before they end, also by a thread that loses its CPU in between."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from string import ascii_lowercase

@@ -1,7 +1,5 @@
 """Rows of `Pool.ps` for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,8 +1,6 @@
 """Language models with known completions: a Llama whose layers have no effect and whose output matrix defines the next
 token of each token."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs of child processes, written by tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packages that only jobs of the nightly run have: clients of servers, and the libraries of the integrations."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import Any

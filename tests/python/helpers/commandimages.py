@@ -1,7 +1,5 @@
 """Files with the names of images that tests of commands use."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 

@@ -1,7 +1,5 @@
 """Functions of parity tests below the public API: logits, greedy completions and hidden states by token ids."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import mpool
@@ -20,7 +18,7 @@ def logits(pool: mpool.Pool, model: str, tokens: np.ndarray, compute: str = "aut
            adapter: str | None = None) -> np.ndarray:
     """Return the next-token logits after every token, float32 (tokens, vocab)."""
     key = _key(pool, model, compute)
-    number = 0 if adapter is None else pool.get(model)._entry.adapter_id(adapter)
+    number = 0 if adapter is None else pool.get(model)._entry.setup.adapter_id(adapter)
     ticket = pool.registry.submit_text(key, np.ascontiguousarray(tokens, np.int32), prompt_logits=True,
                                        adapter=number, **SAMPLING)
     ticket.wait()
@@ -50,7 +48,7 @@ def token_vectors(pool: mpool.Pool, model: str, ids: list[list[int]], compute: s
                   adapter: str | None = None) -> list[np.ndarray]:
     """Return the last hidden states before pooling, one float32 (tokens, width) per text."""
     key = _key(pool, model, compute)
-    number = 0 if adapter is None else pool.get(model)._entry.adapter_id(adapter)
+    number = 0 if adapter is None else pool.get(model)._entry.setup.adapter_id(adapter)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
     flat = np.array([i for row in ids for i in row], np.int32)
     ticket = pool.registry.submit_embed(key, flat, offsets, outputs=2, adapter=number)

@@ -1,7 +1,5 @@
 """Builds of the C core and its tests: tests/c/build.py and its neighbours as modules, and how tests use them."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

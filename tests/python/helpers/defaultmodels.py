@@ -1,8 +1,6 @@
 """The two default models, for tests and doctests that name no model. Their weights come from MPOOL_TEST_WEIGHTS or the
 catalogue."""
 
-from __future__ import annotations
-
 import mpool
 from mpool.runtime.entry import Entry
 from mpool.api.functions import default_pool

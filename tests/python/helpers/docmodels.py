@@ -1,7 +1,5 @@
 """Small models with random weights, used in place of the model folders that the documents mention."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -10,8 +10,6 @@ in folders below ``models/`` are replaced by small ones with random weights (:fu
 published models in ``STAND_INS``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

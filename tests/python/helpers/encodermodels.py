@@ -2,8 +2,6 @@
 otherwise (the original is code in a model repository) a plain torch model written from the paper and configuration.
 ``test_encoder_against_public_code`` compares these with recorded results of public code."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

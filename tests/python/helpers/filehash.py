@@ -1,8 +1,6 @@
 """SHA-256 of files, by which the goldens of tests/parity recognise them. Needs nothing but numpy: scripts that record
 goldens run in environments of their own."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

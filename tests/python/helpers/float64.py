@@ -4,8 +4,6 @@ transformers computes rotary angles, norms and softmax in float32 whatever the t
 a float32 angle is wrong by up to 2e-3 radians, so that such a reference is further from the truth than mpool.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 ``MPOOL_RECORD_TEXTS=1 pytest FILE`` writes the texts of a file's tests again. Read the difference before a commit.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts of a grammar, chosen at random among those that it allows: what a model could write."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

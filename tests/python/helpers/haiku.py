@@ -1,7 +1,5 @@
 """Prompt for haiku from a small story model."""
 
-from __future__ import annotations
-
 #: Few-shot prompt with two haiku. documents/test_haiku.py gives the reason.
 SHOWN = """Each haiku names its minute and its word.
 

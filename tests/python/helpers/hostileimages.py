@@ -1,7 +1,5 @@
 """Image files that are small and expensive to decode, assembled from bytes."""
 
-from __future__ import annotations
-
 import io
 import re
 import struct

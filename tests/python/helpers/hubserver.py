@@ -4,8 +4,6 @@
 whose environment names the local server (HF_ENDPOINT) and an empty cache (HF_HOME).
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

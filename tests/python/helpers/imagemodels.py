@@ -1,7 +1,5 @@
 """Tiny image models of every family, created and saved by transformers, and their reference outputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ repeats the work without failures. Prints one line of JSON: [number of sites, nu
 verdict], ...]] with the verdicts that are wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import errno

@@ -1,7 +1,5 @@
 """The section of pytest's summary on instruction sets that this CPU lacks, and how the tests ran their kernels."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """The examples of an integration: in the docstrings of its module, and in the guide."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pools with worker processes, and functions that list and signal these processes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 names the repositories of the hub; the whole files have the hashes that the catalogue states for them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Places of the values in a JSON document, for tests that change a document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of Kimi K2's tokenizer, as its repository has them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

@@ -1,7 +1,5 @@
 """Seeded models and adapters whose results of PEFT and llama.cpp are recorded (tests/parity/libraries)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

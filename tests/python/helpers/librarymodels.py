@@ -4,8 +4,6 @@ Each has the width and the labels that those tests assert, and no trained weight
 recorded numbers, or sentences by meaning, cannot pass.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

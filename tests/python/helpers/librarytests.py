@@ -5,8 +5,6 @@ before the test modules import them. MPOOL_LIBRARY_MODELS names a JSON file with
 MPOOL_LIBRARY_OUTCOMES the JSON file to write: the outcome of each test that used one of the classes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Counts of open requests in the tables of the Python layer: a leak of one entry per request is seen here."""
 
-from __future__ import annotations
-
 from mpool.host import child_processes, native_calls
 from mpool.conversation import grammar, rendering
 

@@ -1,7 +1,5 @@
 """Every output of a text encoder: its functions, its results as bytes, its route, its command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass, field

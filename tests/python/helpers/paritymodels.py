@@ -1,7 +1,5 @@
 """Seeded transformers models for parity tests: odd sizes, random norms and biases, token ids instead of texts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Only declarations and chains such as ``tst.test("...").tools({ x }).expect(y).ru
 literals, names and the few functions of :data:`_MESSAGES`. A chain with anything else is counted as unread.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

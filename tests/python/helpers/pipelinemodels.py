@@ -1,7 +1,5 @@
 """Tiny seeded diffusers pipelines with random norms and biases and odd sizes, also as GGUF files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

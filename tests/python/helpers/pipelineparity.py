@@ -1,7 +1,5 @@
 """Comparison of image generation in mpool and diffusers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every way to send a request to a pool, each as a function of the pool, the model and options."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Pools, requests and models that tests of options and errors share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

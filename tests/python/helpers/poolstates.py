@@ -1,7 +1,5 @@
 """Request options, waits and model folders that tests of a pool's state share."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scripts that use mpool, run in separate processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

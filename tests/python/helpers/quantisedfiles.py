@@ -5,8 +5,6 @@
 writes the files of which ``tests/parity/decoder/make_quantised_goldens.py`` records llama.cpp's results.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ reference dequantisers of AutoAWQ (``awq/utils/packing_utils.py``: nibble i of a
 that the formula gives in float64.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

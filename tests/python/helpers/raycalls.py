@@ -1,7 +1,5 @@
 """Replicas of mpool on Ray without a cluster, and requests to them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +24,7 @@ class Responses:
     def __init__(self, batches: AsyncIterator[Any], ended: list[str]) -> None:
         self._batches, self._ended = batches, ended
 
-    def __aiter__(self) -> Responses:
+    def __aiter__(self) -> "Responses":
         return self
 
     async def __anext__(self) -> Any:
@@ -44,7 +42,7 @@ class Handle:
         self.scopes: list[dict[str, Any]] = []
         self.respond = SimpleNamespace(remote=self._respond)
 
-    def options(self, *, stream: bool, multiplexed_model_id: str) -> Handle:
+    def options(self, *, stream: bool, multiplexed_model_id: str) -> "Handle":
         assert stream
         self.models.append(multiplexed_model_id)
         return self

@@ -1,7 +1,5 @@
 """Parquet files of texts, and calls of Ray Data in a local cluster that a process of its own has started."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command ``mpool ray serve`` on a local cluster of its own, and the processes of its replicas."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

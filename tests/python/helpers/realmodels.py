@@ -8,8 +8,6 @@ tests, and none if ``MPOOL_OFFLINE`` is set. With ``MPOOL_REQUIRE_REAL=1`` a tes
 being skipped.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

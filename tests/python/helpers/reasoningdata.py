@@ -1,7 +1,5 @@
 """Chat templates and token chains of reasoning models."""
 
-from __future__ import annotations
-
 HARMONY = ("{% for m in messages %}{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}"
            "<|end|>{% endif %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>"
            "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}")

@@ -4,8 +4,6 @@ Its files come from NumPy and JSON alone: another version of torch or transforme
 of a tensor depend on its name only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import string

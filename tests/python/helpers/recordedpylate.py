@@ -1,7 +1,5 @@
 """Small seeded models with token vectors whose results of PyLate are recorded (tests/parity/libraries)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A reply with reasoning, text and two tool calls, whole and as a stream, in place of a model's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +19,7 @@ CHUNKS = (
 
 
 class _Stream:
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> "_Stream":
         return self
 
     def __exit__(self, *error: object) -> None:

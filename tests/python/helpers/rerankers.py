@@ -1,7 +1,5 @@
 """Small cross-encoders and classifiers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Seeded checkpoints with sparse heads and token heads, in the layouts of sentence-transformers, PyLate and ColBERT."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bounds for computations in bfloat16 and int8: how far a correct implementation may be from float32."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -7,8 +7,6 @@ another. A thread that blocks elsewhere (in the core, in an import, in asyncio) 
 seconds without a traced line, and takes part again at its next line. The failing seed is part of each error.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

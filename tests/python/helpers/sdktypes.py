@@ -1,7 +1,5 @@
 """Values of the types that clients give to requests: for each field, option and member of a union, one value."""
 
-from __future__ import annotations
-
 import collections.abc
 import types
 import typing

@@ -1,7 +1,5 @@
 """Servers for tests on a free port of the loopback address, in a thread or a separate process, and their clients."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -87,7 +85,7 @@ class Process:
         _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> "Process":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -131,13 +129,13 @@ class Raw:
         self.host = f"127.0.0.1:{server.port}"
         self.rest = b""  # bytes received after a response
 
-    def __enter__(self) -> Raw:
+    def __enter__(self) -> "Raw":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.socket.close()
 
-    def send(self, data: bytes) -> Raw:
+    def send(self, data: bytes) -> "Raw":
         """Send bytes. A connection that the server has closed is not an error."""
         try:
             self.socket.sendall(data)
@@ -146,7 +144,7 @@ class Raw:
         return self
 
     def request(self, path: str, body: bytes | None = None, *lines: str, method: str = "", host: str | None = None,
-                length: int | None = None, kind: str = "application/json") -> Raw:
+                length: int | None = None, kind: str = "application/json") -> "Raw":
         """Send a request."""
         head = [f"{method or ('GET' if body is None else 'POST')} {path} HTTP/1.1", f"Host: {host or self.host}"]
         if body is not None:

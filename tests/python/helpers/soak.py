@@ -9,8 +9,6 @@ requests of every kind, short and long, of several tenants, each with a deadline
 loads and unloads models; a thread swaps the names of `VERSIONS`. Prints one line of JSON at the end; see `main`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import ctypes

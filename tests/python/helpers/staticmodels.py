@@ -1,8 +1,6 @@
 """Seeded static embeddings, as folders of model2vec and of sentence-transformers. Needs only numpy, tokenizers and
 safetensors: tests/parity/static/make_static_goldens.py uses it too."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from string import ascii_lowercase, digits

@@ -4,8 +4,6 @@ v3: tensors with the task as the first dimension, as modeling_lora.py of jinaai/
 registers them. v5: folders of PEFT below ``adapters``, as modeling_jina_embeddings_v5.py and vLLM read them.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -7,8 +7,6 @@ stores pairs adjacently. Qwen2 and BERT are unchanged. Run as a script, it write
     python tests/python/helpers/tinygguf.py FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 import zlib
 from pathlib import Path

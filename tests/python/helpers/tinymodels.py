@@ -1,7 +1,5 @@
 """Small checkpoints with seeded random weights, created by transformers and tokenizers when a test needs them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

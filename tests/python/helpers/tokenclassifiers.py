@@ -1,7 +1,5 @@
 """Small token classifiers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

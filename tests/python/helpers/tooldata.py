@@ -1,7 +1,5 @@
 """Tools, schemas and token chains for tests of function calling."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import toolmodels as tm

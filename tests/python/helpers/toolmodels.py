@@ -1,7 +1,5 @@
 """Short chat templates that render tools, tool calls and tool results in the format of each model family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _TURNS = "{% for m in messages %}"

@@ -1,7 +1,5 @@
 """Writes vision models as pairs of GGUF files in the layout of llama.cpp's converters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

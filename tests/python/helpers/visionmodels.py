@@ -1,7 +1,5 @@
 """Tiny vision language models, created and saved by transformers, and their reference inputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

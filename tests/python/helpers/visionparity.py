@@ -1,7 +1,5 @@
 """Requests to vision language models, the results of transformers, and a measure of differences."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ tests import. Each class of a tool parser there is :class:`Parser` with the form
 MPOOL_PEER_OUTCOMES names the JSON file to write: the outcome of each test.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import json

@@ -1,7 +1,5 @@
 """Waits for a condition, for an idle pool, and for threads."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Small wheels for tests of references to packages."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

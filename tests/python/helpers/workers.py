@@ -1,7 +1,5 @@
 """A worker server for tests in a thread of this process, and clients that post jobs and read their events."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """The limit of the memory that all decoded images of the process take together."""
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """Reading images from every kind of source, refusing damaged and malicious ones, and preparing them, compared bit for
 bit with transformers' processors."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

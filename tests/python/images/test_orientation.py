@@ -1,7 +1,5 @@
 """The orientation of image files, and the silence about their metadata."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct

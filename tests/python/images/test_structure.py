@@ -1,8 +1,6 @@
 """Image files that are small and expensive: refused before their decoder runs. GIF and BMP files, 16-bit and 1-bit
 images: read as transformers reads them."""
 
-from __future__ import annotations
-
 import io
 import struct
 import time

@@ -1,7 +1,5 @@
 """Tiles, sizes, placeholders and padding of vision models, compared with transformers' Pillow-based processors."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests that the adapters of other libraries make (mpool/integrations/_requests.py), recorded by a pool."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

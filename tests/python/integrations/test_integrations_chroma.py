@@ -1,7 +1,5 @@
 """The embedding function for Chroma, in collections in memory and on disk, compared with mpool's functions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Embedders and the ranker for Haystack, in its pipelines, compared with mpool's functions."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The embedding function and the reranker for LanceDB, in tables on disk, compared with mpool's functions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The chat model and embeddings for LangChain: LangChain's standard tests, and tests of what these do not cover."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -14,7 +12,7 @@ import mpool
 import integrationexamples
 from clientpackages import package
 
-package("langchain_tests", "langchain_tests")
+package("langchain_tests", "langchain-tests")
 
 from langchain_core.exceptions import OutputParserException  # noqa: E402
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402

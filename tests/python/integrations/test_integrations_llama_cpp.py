@@ -1,7 +1,5 @@
 """The look-alike of llama-cpp-python's class: its arguments, its results, and that they are those of mpool."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import random

@@ -1,7 +1,5 @@
 """Embeddings and the reranker for LlamaIndex, in its own indexes and query engines, compared with mpool's functions."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import mpool
 import integrationexamples
 from clientpackages import package
 
-package("llama_index.core", "llama_index")
+package("llama_index.core", "llama-index")
 
 from llama_index.core import Settings, StorageContext, VectorStoreIndex, load_index_from_storage  # noqa: E402
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402

@@ -1,8 +1,6 @@
 """The plugin for the command llm: discovery, list of models, completions, streams, schemas, tools, images, vectors,
 errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

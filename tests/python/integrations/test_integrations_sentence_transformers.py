@@ -1,7 +1,5 @@
 """The look-alikes of sentence-transformers' classes, compared with that library on the same folders."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Iterator

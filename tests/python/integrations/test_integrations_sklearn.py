@@ -1,7 +1,5 @@
 """The transformer for scikit-learn: scikit-learn's own checks, pipelines, tables, copies, errors."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import subprocess
@@ -36,7 +34,7 @@ TEXTS = ["The cat sat on the mat.", "A dog barks at the fox.", "Numbers 1 2 3.",
 class RowTransformer(EmbeddingTransformer):  # type: ignore[misc]
     """Converts each row of a numeric table to a text and embeds it: scikit-learn's checks use numeric tables."""
 
-    def fit(self, X: Any, y: Any = None) -> RowTransformer:
+    def fit(self, X: Any, y: Any = None) -> "RowTransformer":
         return super().fit(_as_texts(validate_data(self, X)), y)
 
     def transform(self, X: Any) -> Any:

@@ -4,8 +4,6 @@ MPOOL_SENTENCE_TRANSFORMERS names a checkout of that library at the tag of libra
 test of its files that used one of the classes: those that must pass, and those that cannot, by reason.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

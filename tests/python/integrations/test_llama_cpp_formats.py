@@ -1,7 +1,5 @@
 """``Llama`` passes known options to mpool, and makes dicts in the format of llama-cpp-python of known results."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +27,7 @@ class Recorder:
         self.tokens: tuple[TokenLogprob, ...] | None = None
         self.chunks: list[Chunk] = []
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, *_: object) -> None:

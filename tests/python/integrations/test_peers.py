@@ -4,8 +4,6 @@ MPOOL_PEERS names a folder with checkouts, or parts of them: CONTRIBUTING.md lis
 differences, each with its reason; a case that differs and is not covered there fails the test. Each test prints counts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -74,7 +72,7 @@ class Schemas:
 
     def __init__(self, llama: Path, pool: mpool.Pool) -> None:
         self.pool, self.model = pool, pool.get(llama, "text_to_text")
-        self.tokenizer = self.model._entry.tokenizer()
+        self.tokenizer = self.model.tokenizer
         self.counts: Counter[str] = Counter()
         self.differ: dict[str, Counter[str]] = {"accepted": Counter(), "rejected": Counter()}
 
@@ -145,9 +143,9 @@ def read_completion(template: ChatTemplate, case: peerchats.Case) -> tuple[str, 
         why, text = reasoning.split(kind, case.text)
     if found is None:
         return why or "", text, []
-    parser = found.parser(str)
+    parser = found.parser(b"")
     text, _ = parser.feed(text, True)
-    return why or "", text, [(call.name, call.arguments) for call in tools.parsed_calls(parser)]
+    return why or "", text, [(call.name, call.arguments) for call in parser.results()]
 
 
 @pytest.mark.slow

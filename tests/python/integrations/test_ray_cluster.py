@@ -1,8 +1,6 @@
 """mpool on a local Ray cluster: two pools behind one address, the death of a pool under load, autoscaling, the command
 line, and embeddings for Parquet files. They take minutes; tests without a cluster are in other files of this folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Every output of text encoders, and adapters, as columns that Ray Data computes on a local cluster. They take minutes;
 tests without a cluster are in test_ray_parquet.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

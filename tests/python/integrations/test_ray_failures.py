@@ -8,8 +8,6 @@ ends with an error: at once if its connection breaks, and after ``Limits.lost_af
 Both nodes are on this machine; the tests take minutes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

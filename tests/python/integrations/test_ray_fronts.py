@@ -1,7 +1,5 @@
 """Fronts and proxies of mpool on Ray, without a cluster: guards, deaths, disconnects."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

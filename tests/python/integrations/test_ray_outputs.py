@@ -1,8 +1,6 @@
 """Every output of text encoders, and adapters, on a local Ray cluster: the routes of ``mpool ray serve``, and a column
 of Parquet files. They take minutes; tests without a cluster are in other files of this folder."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Embedding of Parquet files by Ray, without a cluster: batches, targets of other calls."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """mpool on Ray, without a cluster: routing, autoscaling, and plans of deployments."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Replicas of mpool on Ray, without a cluster: their responses, their deaths and silences."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import selectors

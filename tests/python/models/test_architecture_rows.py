@@ -1,7 +1,5 @@
 """The table of architectures and the core name the same rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

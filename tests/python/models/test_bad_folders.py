@@ -6,8 +6,6 @@ the whole text of each error.
     PYTHONPATH=tests/python/helpers python tests/python/models/test_bad_folders.py
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

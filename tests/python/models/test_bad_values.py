@@ -6,8 +6,6 @@ and what the values of other keys do. This writes the outcomes again, after a re
     PYTHONPATH=tests/python/helpers python tests/python/models/test_bad_values.py
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -153,8 +151,11 @@ NOT_LISTED = {
 
 
 def test_every_reader_has_a_configuration() -> None:
-    """A family without a reader of its own needs none. A new reader is missing: add ``"decoder zeta": {"": {...}}`` with a small config.json to ``bad_values.json`` (or
-    ``encoder zeta``; ``gguf zeta`` with the keys of a GGUF file), and run this file as a script."""
+    """A family without a reader of its own needs none.
+
+    A new reader is missing: add ``"decoder zeta": {"": {...}}`` with a small config.json to ``bad_values.json`` (or
+    ``encoder zeta``; ``gguf zeta`` with the keys of a GGUF file), and run this file as a script.
+    """
     listed, files = set(), set()
     for name, rows in COMMITTED.items():
         if name.split()[0] in ("encoder", "decoder"):

@@ -3,8 +3,6 @@
 Tensor names are compared with the ``gguf`` package's table, which is independent of mpool's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

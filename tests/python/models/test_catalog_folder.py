@@ -1,7 +1,5 @@
 """Readers of Hugging Face folders: the corpus of malformed and valid folders, and settings of encoders and decoders."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -252,10 +250,10 @@ def test_a_link_to_a_file_that_is_read_later_changes_after_its_check(
     with mpool.Pool() as pool:  # another file while the weights or the tokenizer are opened, and not before or after
         entry = pool.get(str(path), "text_embedding")._entry
         switch(str(outside))
-        monkeypatch.setattr(type(entry), "_require_unchanged", lambda self: None)
+        monkeypatch.setattr(type(entry.files), "require_unchanged", lambda *_: None)
         with pytest.raises(errors.IntegrityError):
             entry.tokenizer()
-            pool.registry.load(entry.add_cold("auto"), timeout=60.0)
+            pool.registry.load(entry.keys.add_cold("auto"), timeout=60.0)
 
 
 def test_links_of_the_parts_of_a_split_file(tmp_path: Path) -> None:

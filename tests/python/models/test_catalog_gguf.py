@@ -1,7 +1,5 @@
 """The reader of GGUF tables: keys, tensors, end tokens, chat templates."""
 
-from __future__ import annotations
-
 import random
 import types
 from typing import Any

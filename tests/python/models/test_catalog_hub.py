@@ -1,7 +1,5 @@
 """Hub references, resolved against a local HTTP server that implements the routes of the hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The strict JSON parser and typed fields."""
 
-from __future__ import annotations
-
 import json
 import time
 

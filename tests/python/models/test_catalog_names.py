@@ -1,7 +1,5 @@
 """Names of the catalogue: keys and aliases in any case, one pool entry per model, options and estimates of the rows."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

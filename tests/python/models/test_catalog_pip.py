@@ -1,7 +1,5 @@
 """References to files in wheels. pip downloads small wheels that the tests build; mpool never imports them."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Model references, the catalogue, and local models."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rows of the catalogue, resolved against a local hub: mirrors, pins, and files that the hub states otherwise."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The reader of safetensors headers: the corpus, links and file types, and agreement with the safetensors package."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

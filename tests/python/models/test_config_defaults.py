@@ -1,7 +1,5 @@
 """Defaults of keys that a ``config.json`` lacks: those of the configuration classes of transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from typing import Any

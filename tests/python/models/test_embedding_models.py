@@ -3,8 +3,6 @@
 The models are small and have seeded random weights; their folders have the layout of the published models.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The catalogue's ``est_memory_allocation_mb`` of the default models, compared with measured memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The core's GGUF parser from Python: the corpus, agreement with the gguf package, and cases that need large files."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Hostile folders of sparse encoders and of models of token vectors: the error names the file and the field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each folder is loaded and serves a request. Every outcome is a result or one MpoolError, and no library panics.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,8 +1,6 @@
 """Image encoders, vision models and image processors as transformers' classes define them: the defaults of missing
 keys, and the names and shapes of tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

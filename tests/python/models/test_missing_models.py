@@ -1,7 +1,5 @@
 """A model that is not on this machine: the error says where mpool looked, why it did not download, and what to do."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from pathlib import Path
@@ -80,7 +78,7 @@ def test_the_hint_names_the_packages_of_an_extra(monkeypatch: pytest.MonkeyPatch
         'Run: pip install "starlette<2,>=0.40" "msgspec>=0.18" (the extra server of mpool)'
     assert resources.install_hint("ray") == 'Run: pip install "starlette<2,>=0.40" "msgspec>=0.18" ' \
         '"ray[data,serve]>=2.60" (the extra ray of mpool)'
-    assert '"torch>=2.2"' in resources.install_hint("sentence_transformers")
+    assert '"torch>=2.2"' in resources.install_hint("sentence-transformers")
 
     def missing(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)

@@ -1,8 +1,6 @@
 """Networks of image-generation pipelines: a key that a configuration lacks has the default of the class of transformers
 or diffusers, and each value reaches its hyper-parameter."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable

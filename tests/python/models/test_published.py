@@ -1,8 +1,6 @@
 """Published model folders that differ from the output of the current transformers: keys of other classes or versions,
 repository code, older tensor names. The models are small and seeded."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``mpool quantize``: bytes and errors of the quantisers, recipes, folders as GGUF files, and failures of the write."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

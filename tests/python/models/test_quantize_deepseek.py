@@ -1,7 +1,5 @@
 """``mpool quantize`` of DeepSeek-V2, DeepSeek-V3 and Kimi K2: keys, tensors and results of the GGUF files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``mpool rm``: the files of a model are deleted, and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

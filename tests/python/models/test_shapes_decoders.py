@@ -5,8 +5,6 @@ predicted memory, and generate a token with 24 GiB of memory. ``python tests/pyt
 prints the measured times.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

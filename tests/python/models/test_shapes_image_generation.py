@@ -4,8 +4,6 @@ Tensor names and shapes are those that diffusers and transformers derive from th
 pipelines load at once and stay within the predicted memory.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """Static embeddings: model2vec folders against recorded vectors of model2vec 0.10 and the formula in float64, and
 StaticEmbedding modules against sentence-transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

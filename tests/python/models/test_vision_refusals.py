@@ -1,7 +1,5 @@
 """Configurations of vision models that do not fit: each error names its file, field, value and allowed values."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

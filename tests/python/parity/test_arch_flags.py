@@ -4,8 +4,6 @@ Each flip is built in a copy of the sources and tested with the seeded checkpoin
 comparison of numbers. An error is accepted only if the core cannot load such a model at all.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

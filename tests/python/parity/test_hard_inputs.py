@@ -1,8 +1,6 @@
 """The precision that the documentation states for embeddings, on the inputs that are hardest for it: one word repeated
 to the model's maximum length, one token, only special tokens, one character repeated. Every row counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ The models are small, so that 33,000 positions take seconds. transformers in flo
 angles make it 4 to 20 times less exact than mpool at these lengths.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

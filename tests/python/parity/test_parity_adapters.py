@@ -1,7 +1,5 @@
 """Low-rank adapters compared with transformers: a model with merged weights, W + scale * B A, in float32."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The recordings were made by tests/parity/capture/make_captures.py. Both referenc
 ``compute="float32"``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import lzma
 import sys

@@ -1,7 +1,5 @@
 """DINOv2 ViT-S/14 with real weights, compared with ONNX Runtime and transformers on photographs and test images."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Low-rank adapters of encoders compared with transformers: models with merged weights, W + scale * B A, in float32."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Every layer of every encoder family in float32, compared with transformers, or with torch models written from papers
 and recorded results of public code."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

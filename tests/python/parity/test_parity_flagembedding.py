@@ -1,8 +1,6 @@
 """BGE-M3 against recorded results of FlagEmbedding: dense, sparse and token vectors, and their scores. Largest
 difference 1e-4 of the largest value. ``tests/parity/libraries/make_library_goldens.py`` recorded them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

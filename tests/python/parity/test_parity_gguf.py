@@ -5,8 +5,6 @@ every step of theirs in a tenth of their time, except for the types Q4_K and Q6_
 with the reference. The nightly job `weights` runs them.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Folders contain queries and keys in their trained order, GGUF files in the order
 files can therefore show that the core rotates the right pairs of these.
 """
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

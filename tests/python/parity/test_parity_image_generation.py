@@ -4,8 +4,6 @@ The tests compare the text embeddings and pooled embeddings that the transformer
 and the decoded image. There are transformers with each number of blocks, so that every block is compared.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Image encoders compared with transformers in float32, on seeded checkpoints with random norms, biases and scales:
 every layer, the embedding, other sizes, and the common space of images and texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Keys and values of 8 bits in models whose keys have few components that are much larger than the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

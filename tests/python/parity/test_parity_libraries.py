@@ -1,8 +1,6 @@
 """Adapters against recorded results of PEFT and llama.cpp: largest difference 1e-4 of the largest value.
 ``tests/parity/libraries/make_library_goldens.py`` recorded them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """all-MiniLM-L6-v2 compared with sentence-transformers in float32, on real sentences in many languages, with every
 pooling."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re

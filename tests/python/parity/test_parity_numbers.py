@@ -5,8 +5,6 @@ a copy, whose configuration is also written as older files have it, and as a GGU
 expected values. The last test checks that the models of the other parity tests have all other numbers.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

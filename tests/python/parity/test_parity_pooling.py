@@ -1,8 +1,6 @@
 """Pooling without the tokens of the prompt, truncation, and static embeddings of texts without known tokens, against
 sentence-transformers and recorded rules of model2vec."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

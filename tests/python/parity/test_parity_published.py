@@ -1,8 +1,6 @@
 """Settings that only a model card states: the prompt of Qwen3-Reranker, compared with its published usage with
 transformers, and the prompt for queries of gte-Qwen, on seeded models."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

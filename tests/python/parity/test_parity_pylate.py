@@ -1,8 +1,6 @@
 """Token vectors, pooled documents and scores against recorded results of PyLate: largest difference 1e-4 of the largest
 value. ``tests/parity/libraries/make_library_goldens.py`` recorded them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

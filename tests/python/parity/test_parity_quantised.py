@@ -1,8 +1,6 @@
 """Folders with weights in AWQ, GPTQ and FP8, compared with transformers, which computes with the float values of the
 weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Sparse vectors, token vectors and all outputs of one pass against sentence-transformers and the formulae, on
 seeded checkpoints: largest difference 1e-4 of the largest value, and equal supports above 1e-5."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

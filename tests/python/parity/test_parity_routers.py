@@ -1,8 +1,6 @@
 """Asymmetric models, whose queries and documents have different encoders, against sentence-transformers on seeded
 checkpoints with odd sizes: largest difference 1e-4 of the largest value."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ At temperature 0 each token must be the most probable one; else the frequencies 
 their distributions, and no token of probability 0 may occur. The seeds are fixed, so the results never vary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The formulas and names are those of modeling_lora.py in jinaai/xlm-roberta-flash
 and of modeling_jina_embeddings_v5.py and vLLM's jina.py (jina-embeddings-v5).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ There is a checkpoint for each number of layers, so that the state after each la
 decoders is the identity, so that their logits are the normalised hidden states.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

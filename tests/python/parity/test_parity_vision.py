@@ -1,8 +1,6 @@
 """Vision language models compared with transformers in float32, on seeded checkpoints: preprocessed images, rows of the
 image encoder after every layer and the projector, the decoder after every layer, greedy tokens."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

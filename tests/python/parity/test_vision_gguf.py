@@ -1,8 +1,6 @@
 """Vision models as pairs of GGUF files in the layout of llama.cpp's converters, compared with the transformers folders
 that they were written from (test_parity_vision.py compares these with transformers); and mismatched pairs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

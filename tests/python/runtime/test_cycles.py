@@ -73,8 +73,9 @@ def frozen() -> Iterator[None]:
 def _held(pool: mpool.Pool) -> list[weakref.ref[Any]]:
     """Return weak references to what a name leads to: its entries and the large objects that belong to them."""
     entry = pool.get("m")._entry
-    found = [one for part in (entry, *entry._networks.values()) for one in (
-        part, part._tokenizer, part._template, part._description, *part.plans.values()) if one is not None]
+    found = [one for part in entry.known_parts() for one in (
+        part, part.files._tokenizer, part.files._template, part.files._description, *part.plans.values())
+        if one is not None]
     return [weakref.ref(one) for one in found if hasattr(type(one), "__weakref__")]
 
 

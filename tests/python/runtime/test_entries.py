@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.models.spec import (EmbeddingSettings, GenerationSettings, ImageSettings, LowRank, Adapter, ModelDescription,
-                               ModelSpec, TensorEntry)
-from mpool.runtime import entry as entries
+from mpool.models.spec import (OWN_ADAPTERS, Adapter, EmbeddingSettings, GenerationSettings, ImageSettings, LowRank,
+                               ModelDescription, ModelSpec, TensorEntry)
+from mpool.runtime.core_keys import CoreKeys
 from mpool.runtime.entry import Entry
 from mpool.runtime.overrides import check, override
 from mpool.runtime.load_options import LoadOptions
@@ -45,8 +45,8 @@ def entry(description: ModelDescription | None = None, *rows: dict[str, Any], ke
     """An entry whose files have been read."""
     pool: Any = SimpleNamespace(registry=Registry(*rows), config=mpool.PoolConfig(**config))
     made = Entry(pool, key, "/m")
-    made._description = described() if description is None else description
-    made._capability = made._description.capability
+    made.files._description = described() if description is None else description
+    made.files.capability = made.files._description.capability
     return made
 
 
@@ -71,21 +71,22 @@ def test_capabilities_that_a_model_serves(capability: str, wanted: str, serves: 
 @pytest.fixture()
 def specs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Specs of the core, in which nothing is loaded."""
-    monkeypatch.setattr(Entry, "_make_spec", lambda self, weights, kv_dtype, fast: SimpleNamespace(
-        made=(self.ref, weights, kv_dtype, *(["fast"] if fast else [])),
+    monkeypatch.setattr(CoreKeys, "_make_spec", lambda self, files, adapters, fast: SimpleNamespace(
+        made=(files._ref, self._setup.weights, self._setup.kv_dtype, *(["fast"] if fast else [])),
         set_draft=lambda draft: self.__dict__.update(drafted=draft.made)))
 
 
 def test_keys_of_networks_and_long_keys(specs: None) -> None:
     main, texts, queries = with_parts()
-    assert [part.add_cold("auto") for part in main.parts()] == ["m", "m text_embedding", "m text_embedding (query)"]
-    assert queries.add_cold("int8") == "m text_embedding (query) (int8)"
+    add = [part.keys.add_cold for part in main.parts()]
+    assert [one("auto") for one in add] == ["m", "m text_embedding", "m text_embedding (query)"]
+    assert queries.keys.add_cold("int8") == "m text_embedding (query) (int8)"
     longest = entry(key="ä" * 120)
-    assert longest.add_cold("auto") == "ä" * 120
-    keys = {entry(key=first + "ä" * 120).add_cold("auto") for first in "ab"}
+    assert longest.keys.add_cold("auto") == "ä" * 120
+    keys = {entry(key=first + "ä" * 120).keys.add_cold("auto") for first in "ab"}
     assert len(keys) == 2 and {len(key) for key in keys} == {75}
     assert all(key.startswith("...") and key.endswith("ä" * 60) for key in keys)
-    widest = entry(key="模" * 81).add_cold("auto")  # the core counts bytes
+    widest = entry(key="模" * 81).keys.add_cold("auto")  # the core counts bytes
     assert widest.endswith("模" * 40) and len(widest.encode()) == 135
 
 
@@ -95,15 +96,15 @@ def test_ids_of_adapters() -> None:
     tensor = TensorEntry("x", "F32", (1,), 0, 0, 4)
     one, other = (Adapter((path,), (LowRank("l", tensor, tensor, 1.0),), {path: (1, 2, 3, 4)})
                   for path in ("/a", "/b"))
-    made._adapters = {"a": one, "b": other}
-    made.loading = LoadOptions(adapters=(("a", "/a"), ("b", "/b")))
-    assert [made.adapter_id(name) for name in ("a", "b", "a")] == [1, 2, 1]
-    made._adapters["a"] = Adapter(one.files, one.updates, {"/a": (1, 2, 3, 5)})  # another time of change
-    assert [made.adapter_id(name) for name in ("a", "b")] == [3, 2]
-    assert [made.adapter_id(name) - entries.OWN_ADAPTERS for name in ("own", "second")] == [0, 1]
+    adapters = {"a": one, "b": other}
+    made.setup.set(LoadOptions(adapters=(("a", "/a"), ("b", "/b"))), None, adapters)
+    assert [made.setup.adapter_id(name) for name in ("a", "b", "a")] == [1, 2, 1]
+    adapters["a"] = Adapter(one.files, one.updates, {"/a": (1, 2, 3, 5)})  # another time of change
+    assert [made.setup.adapter_id(name) for name in ("a", "b")] == [3, 2]
+    assert [made.setup.adapter_id(name) - OWN_ADAPTERS for name in ("own", "second")] == [0, 1]
     for bad in ("c", 1, None):
         with pytest.raises(mpool.InvalidArgument, match="own, second, a, b or None") as caught:
-            made.adapter_id(bad)
+            made.setup.adapter_id(bad)
         assert (caught.value.param, caught.value.key) == ("adapter", "m")
 
 

@@ -1,8 +1,6 @@
 """Failures injected at lines of the Python layer, one at a time: imports, starts of threads, calls of the core and of
 the operating system, allocations. helpers/injection.py has the program that runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -33,7 +31,7 @@ def test_a_failure_at_a_line_is_one_error_and_the_pool_serves_on(bert: Path, lla
 
 def test_a_failed_description_for_the_core_leaves_the_model_usable(bert: Path, llama: Path) -> None:
     """The files have been read by then. Files that cannot be read or closed are errors of mpool, too."""
-    assert sweep(bert, llama, 1, 0, "runtime/entry.py:_core.add", "runtime/entry.py:_core.note_files",
+    assert sweep(bert, llama, 1, 0, "runtime/core_keys.py:_core.add", "runtime/core_keys.py:_core.note_files",
                  "models/files.py:posix.pread", "models/files.py:posix.close") >= 4
 
 

@@ -3,8 +3,6 @@ afterwards. helpers/scheduler.py has the scheduler.
 
 ``MPOOL_SCHEDULE_SEED=n`` repeats the schedule of a failing seed. ``--slow`` runs a hundred times as many seeds."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -122,7 +122,7 @@ def test_create_app_closes_the_pool_of_a_config(bert: Path, monkeypatch: pytest.
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr("mpool.pool.Pool", Recorded)
+    monkeypatch.setattr("mpool.server.application.Pool", Recorded)
     config = mpool.PoolConfig(threads=1, offline=True, max_embed_inputs=2)
 
     async def run() -> None:

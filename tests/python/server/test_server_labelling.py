@@ -30,7 +30,8 @@ def test_spans_are_those_of_the_library(server: Any) -> None:
                        {"aggregation_strategy": "max", "stride": 7, "ignore_labels": ["PER"]}):
         given = {"aggregation_strategy": "simple", **parameters}
         field = "entity" if given["aggregation_strategy"] == "none" else "entity_group"
-        want = [rows(one, field) for one in pool.classify_tokens(TEXTS, "ner", **given)]
+        options = {"aggregation" if name == "aggregation_strategy" else name: value for name, value in given.items()}
+        want = [rows(one, field) for one in pool.classify_tokens(TEXTS, "ner", **options)]
         assert want[1] == [] and len(want[0]) > 2
         for model in ({"model": "ner"}, {}):  # without a name: the only token classifier
             body = {"parameters": parameters, **model} if parameters else model

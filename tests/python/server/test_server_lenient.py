@@ -371,6 +371,20 @@ def test_refusals_are_text(server: Any) -> None:
     assert len({post(server, CHATS, body)[2]["usage"]["prompt_tokens"] for body in bodies}) == 1
 
 
+@pytest.mark.parametrize("model", ["llama", "llava"])
+def test_a_turn_of_the_assistant_without_text(server: Any, model: str) -> None:
+    """``content`` null is an empty text, in both protocols that have it and in the library, for every model."""
+    counts = set()
+    for turn in ({"content": None}, {"content": ""}, {}, {"content": None, "tool_calls": []}):
+        messages = [*CHAT, {"role": "assistant", **turn}, *CHAT]
+        counts.add(post(server, CHATS, {"model": model, "messages": messages, "max_tokens": 1})[2]
+                   ["usage"]["prompt_tokens"])
+        counts.add(post(server, OLLAMA, {"model": model, "messages": messages, "stream": False,
+                                         "options": {"num_predict": 1}})[2]["prompt_eval_count"])
+        counts.add(server.state.pool.chat(messages, model, max_tokens=1).usage.prompt_tokens)
+    assert len(counts) == 1
+
+
 # ---- /v1/fim/completions ---------------------------------------------------------------------------------------------
 
 def test_fill_in_the_middle_as_in_mistrals_api(server: Any) -> None:

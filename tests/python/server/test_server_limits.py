@@ -80,8 +80,7 @@ def test_a_prompt_with_a_suffix_has_special_tokens_once() -> None:
     def served(tokens: tuple[int, int, int] | None) -> Any:
         tokenizer = SimpleNamespace(fill_in_tokens=lambda: tokens, prefix_ids=(1,))
         tokenizer.fill_in_prompt = partial(Tokenizer.fill_in_prompt, tokenizer)
-        return SimpleNamespace(model=SimpleNamespace(tokenize=tokenize, _entry=SimpleNamespace(
-            tokenizer=lambda: tokenizer)))
+        return SimpleNamespace(model=SimpleNamespace(tokenize=tokenize, tokenizer=tokenizer))
 
     assert asyncio.run(fill_in.prompt_ids(served((5, 6, 7)), "ab", "c")) == [1, 5, 97, 98, 6, 99, 7]
     found = refused(lambda: asyncio.run(fill_in.prompt_ids(served(None), "ab", "c")))

@@ -106,7 +106,8 @@ def test_tokenize_and_detokenize(server: Any, name: str) -> None:
                                                       "return_token_strs": True})
             assert status == 200, found
             assert found == {"count": len(ids), "max_model_len": model.context_length, "tokens": ids,
-                             "token_strs": [model._entry.token_text(token) for token in ids]}
+                             "token_strs": [one.decode(errors="replace") for one in map(model.tokenizer.token_bytes,
+                                                                                        ids)]}
             status, back = ask(server, "/detokenize", {"model": name, "tokens": ids})
             assert (status, back) == (200, {"prompt": model.detokenize(ids, skip_special=False)})
     assert ask(server, "/tokenize", {"model": name, "prompt": "x"})[1]["token_strs"] is None
@@ -209,7 +210,7 @@ def test_detokenize_refuses_large_responses(server: Any, monkeypatch: pytest.Mon
     """The size is known before the tokens become text: a small request may name long tokens a million times."""
     model, body = server.state.pool.get("llama"), {"model": "llama", "tokens": [7] * 100}
     text = model.detokenize(body["tokens"], skip_special=False)
-    tokenizer = model._entry.tokenizer()
+    tokenizer = model.tokenizer
     assert len(text) <= tokenizer.text_bytes(body["tokens"], skip_special=False) <= len(text) + 1
     monkeypatch.setattr(operations, "MAX_RESPONSE", len(text) + 100)
     assert ask(server, "/detokenize", body) == (200, {"prompt": text})
@@ -227,7 +228,7 @@ def test_tokenize_refuses_large_responses(server: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(operations, "MAX_RESPONSE", 1000)
     body = {"model": "llama", "prompt": "a b c d e f " * 10, "return_token_strs": True}
     assert ask(server, "/tokenize", {**body, "return_token_strs": False, "prompt": "a"})[0] == 200
-    monkeypatch.setattr(mpool.runtime.entry.Entry, "token_text", lambda *_: pytest.fail("the size was not checked"))
+    monkeypatch.setattr(mpool.tokenizers.Tokenizer, "token_bytes", lambda *_: pytest.fail("the size was not checked"))
     status, found = ask(server, "/tokenize", body)
     assert (status, found["error"]["code"], found["error"]["param"]) == (413, "request_too_large", "prompt")
 

@@ -75,7 +75,7 @@ def test_logprobs(server: Any) -> None:
     hot: dict[str, Any] = {"temperature": 1.4, "top_k": 100, "seed": 5}
     wanted = pool.chat(CHAT, "llama", logprobs=True, top_logprobs=2, max_tokens=24, **hot)
     assert len({token.logprob for token in wanted.logprobs}) > 15
-    bytes_of = pool.get("llama")._entry.token_bytes
+    bytes_of = pool.get("llama").tokenizer.token_bytes
     tokens = [{"token": token.token, "logprob": token.logprob, "bytes": list(bytes_of(token.token_id)),
                "top_logprobs": [{"token": top.token, "logprob": top.logprob, "bytes": list(bytes_of(top.token_id))}
                                 for top in token.top]} for token in wanted.logprobs]

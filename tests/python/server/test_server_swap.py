@@ -95,6 +95,9 @@ def test_invalid_bodies(server: Any, body: Any) -> None:
 
 def test_names_that_cannot_be_swapped(server: Any) -> None:
     assert ask(server, PATH, {"model": "none"})[0] == 404
+    for field in ("model", "source"):  # no model can have this name, while "none" may be loaded later
+        status, found = ask(server, PATH, {"model": "m", field: "http://host/model"})
+        assert status == 400 and f"`{field}`" in str(found)
     with serving(["all-MiniLM-L6-v2"]) as other:
         status, found = ask(other, PATH, {"model": "all-MiniLM-L6-v2"})
         assert status == 400 and "--model" in str(found)

@@ -158,7 +158,7 @@ def test_logprobs(server: Any, protocol: str) -> None:
     assert status == 200
     status, chunks = stream(server, path, {"model": "llama", **asked, **options})
     assert status == 200 and chunks.pop() == "[DONE]"
-    bytes_of = pool.get("llama")._entry.token_bytes
+    bytes_of = pool.get("llama").tokenizer.token_bytes
     for theirs in wanted.choices:
         assert len({token.logprob for token in theirs.logprobs}) > 20
         check_tokens(tokens_of(done["choices"][theirs.index], protocol), theirs.logprobs, bytes_of, protocol)

@@ -198,7 +198,7 @@ def test_requests_for_one_model_share_a_download(bert: Path, monkeypatch: pytest
         await fetch(name, *arguments)
 
     waiting: list[str] = []  # names of requests that wait for a download, or have waited
-    monkeypatch.setattr("mpool.models.resolve", resolve)
+    monkeypatch.setattr("mpool.server.ollama_models.resolve", resolve)
     monkeypatch.setattr("mpool.server.ollama_models.fetch", fetched)
     with serving([f"bert={bert}"], mpool.PoolConfig(shutdown_grace=1.0, offline=False), catalogue=True) as made:
         statuses: list[int] = []

@@ -215,6 +215,15 @@ def test_private_addresses_are_refused(fetching: Any, url: str) -> None:
         assert error.get("param", name) == name
 
 
+@pytest.mark.parametrize("url", ["https://", "https://[::1", "https://host:99999/x.png", "https://host:x/"])
+def test_urls_without_a_host_are_refused_before_the_model(fetching: Any, url: str) -> None:
+    """A request with such a value is wrong whatever its model: 400, not the 404 of an unknown model."""
+    for path, body in bodies(url).items():
+        for model in ("llava", "none"):
+            status, found = ask(fetching, path, {**body, "model": model})
+            assert status == 400 and "https URL" in found["error"]["message"], found
+
+
 @pytest.mark.parametrize("url", ["http://images.example/x.png", "ftp://images.example/x", "file:///etc/passwd",
                                  "https://" + "x" * 5000, " https://images.example/x.png"])
 def test_other_urls_are_refused(fetching: Any, server: Any, url: str) -> None:

@@ -455,7 +455,7 @@ def test_fields_of_health(worker: Worker, llama: Path) -> None:
     assert found["quant_kind"] == description.spec.tensors[0].dtype and found["tokenizer_kind"] == "bpe"
     row = worker.pool.ps()[0]
     assert found["bytes_used"] == row.model_bytes + row.engine_bytes > 0
-    assert found["vocab_size"] == worker.model._entry.tokenizer().vocab_size
+    assert found["vocab_size"] == worker.model.tokenizer.vocab_size
     assert found["context_length"] == worker.model.context_length
     assert found["waiting"] == 0 and found["uptime"] > 0
 

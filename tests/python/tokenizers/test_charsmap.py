@@ -2,8 +2,6 @@
 tested in test_text_tokenizer.py.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes that the tokenizer files of an adversary may have: characters of control tokens, steps, lines, values, ids."""
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -267,7 +265,7 @@ def test_tokens_are_counted_before_the_file_is_loaded(tmp_path: Path, monkeypatc
             loads.append(len(data))
             return real.from_buffer(data)
 
-    monkeypatch.setattr(tokenizers, "Tokenizer", Loading)
+    monkeypatch.setattr("mpool.tokenizers.json_tokenizer.HFTokenizer", Loading)
     for count in (1000, 1001):
         words = [f'{at}"\\,:[' for at in range(count)]
         model: dict[str, Any] = {"type": "WordLevel", "vocab": {word: at for at, word in enumerate(words)},

@@ -1,7 +1,5 @@
 """Tokenizer files of an adversary: steps that multiply text, expressions that take exponential time, panics."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """The process of a tokenizer: what a call may take, what its error says, and how texts are divided into calls."""
 
-from __future__ import annotations
-
 import json
 import re
 from array import array

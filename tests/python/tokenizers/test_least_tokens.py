@@ -1,7 +1,5 @@
 """The number of tokens that a text has at least (``Tokenizer.least_tokens``) never exceeds the number that it has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Token ids compared with llama.cpp's, id for id (goldens of ``tests/parity/text``), and with transformers'."""
 
-from __future__ import annotations
-
 import lzma
 import re
 import sys

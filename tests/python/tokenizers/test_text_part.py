@@ -1,7 +1,5 @@
 """Partial tokenizers yield the same ids as the whole tokenizer."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers: the interface, damaged and malicious vocabularies, text that is not Unicode, control tokens in text."""
 
-from __future__ import annotations
-
 import base64
 import faulthandler
 import itertools

@@ -1,7 +1,5 @@
 """Kimi's tokenizer in ``tiktoken.model``: ids compared with tiktoken's, malformed files, and a folder as published."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

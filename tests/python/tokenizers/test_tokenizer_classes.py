@@ -1,7 +1,5 @@
 """Settings of tokenizer_config.json that contradict tokenizer.json, against transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

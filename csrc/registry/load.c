@@ -1,4 +1,5 @@
-/* loading.c: a worker's way from SPAWNING to READY. See entry.h.
+/* load.c: the load of a model: the calls that ask and wait for it, and a worker's way from SPAWNING to READY. See
+ * entry.h.
  *
  * A cold model gets two workers if the governor grants memory for two, else one. Only further workers (dispatch.c) need
  * a compute thread each: if one of the two fails, the other serves while a backoff delays new workers. The thread of
@@ -11,6 +12,103 @@
 #include "registry/chaos.h"
 #include "registry/entry.h"
 #include "registry/events.h"
+
+/* --- callers --- */
+
+void mp_entry_start(mp_entry *entry) {
+    mp_assert_not_held(&entry->lock);
+    mp_mutex_lock(&entry->lock);
+    entry->load_requested = true;
+    bool start = entry->shutdown == MP_SHUTDOWN_OPEN && entry->removal == MP_REMOVAL_NONE && mp_entry_begin(entry);
+    mp_mutex_unlock(&entry->lock);
+    if (start)
+        mp_entry_launch(entry, (mp_guard){0});
+}
+
+static bool begin_after_failures(mp_entry *entry) {
+    if (mp_entry_has_workers(entry))
+        return false;
+    mp_faults_forget_deaths(entry);
+    return mp_entry_begin(entry);
+}
+
+/* Must hold the lock. Names the stage of the running load, for error messages. */
+static const char *stage_of(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
+    for (int i = 0; i < entry->worker_count; i++) {
+        const char *stage = atomic_load_explicit(&entry->workers[i]->progress.stage, memory_order_acquire);
+        if (entry->workers[i]->state == MP_WORKER_LOADING && stage)
+            return stage;
+    }
+    return "starting";
+}
+
+mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error) {
+    mp_assert_not_held(&entry->lock);
+    *gone = *over = false;
+    uint64_t attempt = 0, loads = 0;
+    bool in_time = true;
+    mp_status status = MP_OK;
+    mp_mutex_lock(&entry->lock);
+    if (entry->faults.health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
+        mp_faults_forget_deaths(entry);
+    bool pinned = entry->pinned;
+    entry->pinned |= pin; /* pin now: after the load, a short keep-alive may end before this thread wakes */
+    for (;;) {
+        entry->load_requested = true; /* in each round: the end of an eviction clears it */
+        if (entry->shutdown != MP_SHUTDOWN_OPEN) {
+            status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
+            break;
+        }
+        if ((mp_entry_serves(entry) && entry->unload == MP_UNLOAD_NONE) || (attempt && entry->loads > loads)) {
+            *over = true;
+            break;
+        }
+        if (attempt && entry->attempts_over >= attempt && entry->faults.retry_ns) {
+            *over = true;
+            status = entry->faults.failure.code;
+            if (error)
+                *error = entry->faults.failure;
+            break;
+        }
+        if (entry->removal != MP_REMOVAL_NONE) {
+            *gone = true;
+            status = mp_fail(error, MP_UNKNOWN_MODEL, "%s: the model was removed", entry->key);
+            break;
+        }
+        if (!in_time && attempt > entry->attempts && entry->unload != MP_UNLOAD_NONE) {
+            status = mp_fail_hint(error, MP_TIMEOUT, "Load it again",
+                                  "%s: the model was being evicted until the deadline, so its load has not begun",
+                                  entry->key);
+            break;
+        }
+        if (!in_time) {
+            status = mp_fail_hint(error, MP_TIMEOUT, "Load it again to wait for it, or raise `timeout`",
+                                  "%s: the load did not end before the deadline (stage: %s); it continues in the "
+                                  "background", entry->key, stage_of(entry));
+            break;
+        }
+        if (!attempt) {
+            loads = entry->loads;
+            /* Wait for the running attempt or, if none is running, for the next one: this call starts it, unless a
+             * worker for queued requests starts first. */
+            attempt = entry->attempts + (entry->attempts == entry->attempts_over);
+        }
+        if (begin_after_failures(entry)) {
+            mp_mutex_unlock(&entry->lock);
+            mp_entry_launch(entry, (mp_guard){0});
+            mp_mutex_lock(&entry->lock);
+            continue;
+        }
+        in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
+    }
+    if (pin)
+        entry->pinned = status == MP_OK || (pinned && entry->pinned);
+    mp_mutex_unlock(&entry->lock);
+    return status;
+}
+
+/* --- the worker's thread --- */
 
 /* True if the load is to be cancelled: the registry shuts down, the model was removed, or the requests for which it was
  * to be loaded have ended. */
@@ -132,8 +230,7 @@ static void become_ready(mp_worker *worker, bool loading, uint64_t held) {
         entry->attempts_over++;
         entry->loads++;
     }
-    entry->backoff_ns = 0;
-    mp_entry_clear_failed(entry);
+    mp_faults_loaded(entry);
     worker->process = worker->engine->process;
     worker->held_bytes = held;
     mp_worker_set_state(worker, MP_WORKER_READY);
@@ -158,7 +255,7 @@ static mp_ticket *become_failed(mp_worker *worker, bool loading, const mp_error 
         return NULL;
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
     if (!quit)
-        mp_entry_set_failed(entry, error);
+        mp_faults_load_failed(entry, error);
     mp_ticket *list = mp_entry_take_queue(entry);
     for (mp_ticket *ticket = list; quit && ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
