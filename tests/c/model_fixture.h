@@ -180,6 +180,8 @@ typedef struct tiny_kind {
     uint32_t flags;   /* MP_DECODER_* besides those of the row: tests must load the model with them */
     int window;       /* window of all layers except the second; 0 = none */
     bool uneven;   /* the second layer has one KV head */
+    bool layer_norms, plain_ffn, one_norm; /* layer norms with biases; no gates; one norm for both blocks of a layer */
+    const int64_t *blocks; /* [TINY_LAYERS] `mpool.layer_blocks`, or NULL */
     bool scaled;   /* scale factors, softcaps, a separate rotary base for windows, a layer without rotation */
     int long_from; /* LongRoPE from this position; 0 = none */
     int experts;   /* number of experts, two used per row; 0 = none. The last expert is never chosen, because its router
@@ -301,6 +303,16 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     }
     if (kind->biased)
         tiny_float(file.spec, "mpool.expert_clamp", 0.5);
+    if (kind->layer_norms) {
+        tiny_flag(file.spec, "mpool.root_norms", false);
+        tiny_arch_float(file.spec, kind->arch, "attention.layer_norm_epsilon", 1e-3);
+    }
+    if (kind->plain_ffn)
+        tiny_flag(file.spec, "mpool.gated_ffn", false);
+    if (kind->one_norm)
+        tiny_flag(file.spec, "mpool.one_norm", true);
+    if (kind->blocks)
+        tiny_ints(file.spec, "mpool.layer_blocks", kind->blocks, TINY_LAYERS);
     if (latent)
         tiny_latent_keys(file.spec, kind);
     if (kind->scaled) {
@@ -362,7 +374,9 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         if (latent)
             tiny_latent_vectors(&file, kind, l);
         for (size_t m = 0; !latent && m < sizeof matrices / sizeof *matrices; m++) {
-            if (kind->experts && strncmp(matrices[m].name, "ffn", 3) == 0)
+            const bool ffn = strncmp(matrices[m].name, "ffn", 3) == 0;
+            if ((kind->experts && ffn) || (kind->plain_ffn && strcmp(matrices[m].name, "ffn_gate") == 0) ||
+                (kind->blocks && kind->blocks[l] == (ffn ? 1 : 2)))
                 continue;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
             const bool is_kv = m == 1 || m == 2;
@@ -391,12 +405,12 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_forbid_last(&file, kind);
         }
         const int head = flags & MP_DECODER_HEAD_NORMS ? TINY_HIDDEN / TINY_HEADS : 0;
-        const int wide = flags & MP_DECODER_QUERY_NORMS ? 1 : 0;
+        const bool wide = flags & MP_DECODER_QUERY_NORMS, one = kind->one_norm || (kind->blocks && kind->blocks[l]);
         const struct {
             const char *name;
             int items; /* 0: the file has no such norm */
         } norms[] = {{"attn_norm", flags & MP_DECODER_NO_INPUT_NORMS ? 0 : TINY_HIDDEN},
-                     {"ffn_norm", flags & MP_DECODER_NO_INPUT_NORMS ? 0 : TINY_HIDDEN},
+                     {"ffn_norm", flags & MP_DECODER_NO_INPUT_NORMS || one ? 0 : TINY_HIDDEN},
                      {"post_attention_norm", flags & MP_DECODER_OUTPUT_NORMS ? TINY_HIDDEN : 0},
                      {"post_ffw_norm", flags & MP_DECODER_OUTPUT_NORMS ? TINY_HIDDEN : 0},
                      {"attn_q_norm", wide ? TINY_HIDDEN : head},
@@ -405,6 +419,9 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, norms[i].name);
             if (norms[i].items > 0)
                 tiny_tensor(&file, name, MP_F32, 1, norms[i].items, 0.3f, 1);
+            snprintf(name, sizeof name, "blk.%d.%s.bias", l, norms[i].name);
+            if (norms[i].items > 0 && kind->layer_norms)
+                tiny_tensor(&file, name, MP_F32, 1, norms[i].items, 0.3f, 0);
         }
     }
     size_t rest = file.used;

@@ -336,6 +336,9 @@ MP_TEST(models_decoder_defaults) {
         {"mpool.rope_neox", NULL, "true"},
         {"mpool.kv_dtype", "auto", "int8"},
         {"mpool.latent_epsilon", "0.00001", NULL},
+        {"mpool.root_norms", "true", NULL},
+        {"mpool.gated_ffn", "true", NULL},
+        {"mpool.one_norm", "false", NULL},
     };
     static const optional_key of_experts[] = {
         EXPERT_KEYS,

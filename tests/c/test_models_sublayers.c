@@ -1,7 +1,8 @@
 /* Layers of other compositions than a mixer and then a feed-forward network: two mixers side by side, a mixer and a
  * network from one norm, layers without a mixer or without a network; attention with different heads, widths and
- * windows, and with shared keys and values. No architecture has them yet, so the tests recompose a loaded model. Logits
- * are compared with a float64 reference. */
+ * windows, and with shared keys and values. Some tests recompose a loaded model, because no file can describe all of
+ * them; the others read files. Logits are compared with a float64 reference. */
+#include "missing_fixture.h"
 #include "stores_fixture.h"
 
 enum { PROMPT = 85, ANSWER = 3 };
@@ -30,11 +31,14 @@ static void add(double out[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
 }
 
 static void norm(const mp_norm *weights, const double *x, double *y) {
-    double squares = 0;
+    double squares = 0, mean = 0;
+    for (int i = 0; i < TINY_HIDDEN && !weights->root; i++)
+        mean += x[i] / TINY_HIDDEN;
     for (int i = 0; i < TINY_HIDDEN; i++)
-        squares += x[i] * x[i];
+        squares += (x[i] - mean) * (x[i] - mean);
     for (int i = 0; i < TINY_HIDDEN; i++)
-        y[i] = x[i] / sqrt(squares / TINY_HIDDEN + (double)weights->eps) * (double)weights->weight[i];
+        y[i] = (x[i] - mean) / sqrt(squares / TINY_HIDDEN + (double)weights->eps) * (double)weights->weight[i] +
+               (weights->bias ? (double)weights->bias[i] : 0);
 }
 
 static void rotate(const mp_rope *rope, int position, double *head) {
@@ -90,10 +94,11 @@ static void attend(const mp_decoder *model, const mp_mixer *mixer, double in[][T
 static void feed(const mp_ffn *ffn, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
     static double gate[PROMPT][TINY_FFN], up[PROMPT][TINY_FFN], out[PROMPT][TINY_HIDDEN];
     multiply(&ffn->mlp.up, 0, in[0], TINY_HIDDEN, gate[0], TINY_FFN);
-    multiply(&ffn->mlp.up, 1, in[0], TINY_HIDDEN, up[0], TINY_FFN);
+    if (ffn->mlp.gated)
+        multiply(&ffn->mlp.up, 1, in[0], TINY_HIDDEN, up[0], TINY_FFN);
     for (int t = 0; t < PROMPT; t++)
         for (int i = 0; i < TINY_FFN; i++)
-            up[t][i] *= gate[t][i] / (1 + exp(-gate[t][i]));
+            up[t][i] = gate[t][i] / (1 + exp(-gate[t][i])) * (ffn->mlp.gated ? up[t][i] : 1);
     multiply(&ffn->mlp.down, 0, up[0], TINY_FFN, out[0], TINY_HIDDEN);
     add(out, sum);
 }
@@ -171,16 +176,10 @@ static void run(tiny_model *tiny, tiny_job *job, const int32_t *prompt, int coun
 static void mix_last(tiny_model *tiny) { compose((mp_decoder *)tiny->model, true); }
 static void mix_first(tiny_model *tiny) { compose((mp_decoder *)tiny->model, false); }
 
-static void check(const tiny_kind *kind, void (*recompose)(tiny_model *), int threads) {
-    static const mp_dtype types[] = {MP_F32};
+/* Compares the logits of a model with the reference. */
+static void compare(tiny_model *tiny) {
     static double expected[PROMPT * TINY_VOCAB];
-    tiny_model tiny;
-    tiny_weights = "packed"; /* blocks move: no matrix may be packed later */
-    tiny_load(&tiny, tiny_decoder_spec_as(kind, types, 1, 91, -1), MP_COMPUTE_F32, threads);
-    tiny_weights = NULL;
-    mp_decoder *model = (mp_decoder *)tiny.model;
-    if (recompose)
-        recompose(&tiny);
+    const mp_decoder *model = (const mp_decoder *)tiny->model;
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++)
         prompt[i] = i * 37 % (TINY_VOCAB - 1);
@@ -188,8 +187,8 @@ static void check(const tiny_kind *kind, void (*recompose)(tiny_model *), int th
     /* each of a few prompts has other numbers of rows in a pass; only the first also asks for all rows' results */
     for (int count = PROMPT; count > 1; count /= 2) {
         tiny_job all, last;
-        run(&tiny, &all, prompt, count, true);
-        run(&tiny, &last, prompt, count, false);
+        run(tiny, &all, prompt, count, true);
+        run(tiny, &last, prompt, count, false);
         double most = 0;
         for (int i = 0; i < count * TINY_VOCAB; i++)
             most = fmax(most, fabs((double)all.call->prompt_logits[i] - expected[i]));
@@ -201,6 +200,17 @@ static void check(const tiny_kind *kind, void (*recompose)(tiny_model *), int th
         mp_request_destroy(&all.call->base);
         mp_request_destroy(&last.call->base);
     }
+}
+
+static void check(const tiny_kind *kind, void (*recompose)(tiny_model *), int threads) {
+    static const mp_dtype types[] = {MP_F32};
+    tiny_model tiny;
+    tiny_weights = "packed"; /* blocks move: no matrix may be packed later */
+    tiny_load(&tiny, tiny_decoder_spec_as(kind, types, 1, 91, -1), MP_COMPUTE_F32, threads);
+    tiny_weights = NULL;
+    if (recompose)
+        recompose(&tiny);
+    compare(&tiny);
     tiny_unload(&tiny);
 }
 
@@ -235,8 +245,7 @@ MP_TEST(models_sublayers_refuse_a_norm_of_experts) {
     mp_lease lease;
     mp_loader loader;
     mp_model *model = NULL;
-    mp_spec *spec = tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma2", .experts = 5}, types, 1,
-                                         92, -1);
+    mp_spec *spec = tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma2", .experts = 5}, types, 1, 92, -1);
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     MP_CHECK_OK(mp_team_create(0, &team, &error), &error);
@@ -248,4 +257,57 @@ MP_TEST(models_sublayers_refuse_a_norm_of_experts) {
     mp_team_return(&lease);
     mp_team_destroy(team);
     mp_spec_unpin(spec);
+}
+
+/* Reads a file of each option, and checks the blocks and norms of its layers and its logits. */
+MP_TEST(models_sublayers_are_read_as_the_options_say) {
+    static const mp_dtype types[] = {MP_F32};
+    static const int64_t alone[TINY_LAYERS] = {2, 1, 2};
+    static const struct {
+        tiny_kind kind;
+        int sublayers, mixers[TINY_LAYERS], ffns[TINY_LAYERS]; /* mixers and networks of the first sublayers */
+    } kinds[] = {
+        {{.arch = "llama", .layer_norms = true}, 2, {1, 1, 1}, {0, 0, 0}},
+        {{.arch = "llama", .plain_ffn = true}, 2, {1, 1, 1}, {0, 0, 0}},
+        {{.arch = "llama", .one_norm = true}, 1, {1, 1, 1}, {1, 1, 1}},
+        {{.arch = "llama", .blocks = alone, .plain_ffn = true}, 1, {0, 1, 0}, {1, 0, 1}},
+        {{.arch = "llama", .one_norm = true, .layer_norms = true, .plain_ffn = true}, 1, {1, 1, 1}, {1, 1, 1}},
+    };
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_decoder_spec_as(&kinds[k].kind, types, 1, 93, -1), MP_COMPUTE_F32, 2);
+        const mp_decoder *model = (const mp_decoder *)tiny.model;
+        for (int l = 0; l < TINY_LAYERS; l++) {
+            const mp_decoder_layer *layer = &model->layers[l];
+            MP_CHECK_INT(layer->count, kinds[k].sublayers);
+            MP_CHECK_INT(layer->sublayer[0].mixers, kinds[k].mixers[l]);
+            MP_CHECK_INT(layer->sublayer[0].ffns, kinds[k].ffns[l]);
+            MP_CHECK((layer->sublayer[0].norm.bias != NULL) == kinds[k].kind.layer_norms);
+            MP_CHECK(layer->sublayer[0].norm.root != kinds[k].kind.layer_norms);
+        }
+        MP_CHECK_INT(model->last_mixed, kinds[k].kind.blocks ? 1 : TINY_LAYERS - 1);
+        compare(&tiny);
+        tiny_unload(&tiny);
+    }
+}
+
+/* Tensors that the options leave out are refused: a file that has them describes another computation. */
+MP_TEST(models_sublayers_refuse_tensors_that_the_options_leave_out) {
+    static const mp_dtype types[] = {MP_F32};
+    static const char *const keys[] = {"mpool.gated_ffn", "mpool.one_norm", "mpool.layer_blocks"};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (int i = 0; i < 4; i++) {
+        const int64_t blocks[TINY_LAYERS] = {i == 2 ? 1 : 2, 0, 0};
+        const tiny_kind kind = {.arch = "llama", .one_norm = i >= 2}; /* without the norm that a lone block lacks */
+        mp_spec *base = tiny_decoder_spec_as(&kind, types, 1, 94, -1), *spec = spec_copy(base, -1, 0);
+        if (i < 2)
+            tiny_flag(spec, keys[i], i == 1);
+        else
+            tiny_ints(spec, keys[2], blocks, TINY_LAYERS);
+        mp_spec_freeze(spec);
+        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_F32, &error), MP_UNSUPPORTED, &error);
+        mp_spec_unpin(base);
+    }
 }

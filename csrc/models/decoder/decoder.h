@@ -29,7 +29,8 @@ typedef struct mp_decoder {
     int shape_count;
     int32_t dense_ffn, shared_ffn; /* width in layers without experts; width of the shared expert (0: none) */
     mp_mla latent;
-    float eps, latent_eps;
+    mp_norm like; /* `eps` and `root` of the norms of layers and output */
+    float latent_eps;
     mp_act act;
     struct {
         int32_t count, used, ffn, from; /* used by layers from `from` on; count 0: no experts */

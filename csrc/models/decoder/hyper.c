@@ -121,16 +121,19 @@ mp_status mp_decoder_kv_in_bytes(const mp_spec *spec, bool *in_bytes, mp_error *
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
     int64_t layers, hidden, ffn, context;
     double eps, latent_eps;
+    bool root = true;
     MP_TRY(mp_spec_int_capped(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.context_length", 1, MAX_CONTEXT, NULL, &context, error));
-    MP_TRY(mp_spec_float(spec, "{arch}.attention.layer_norm_rms_epsilon", 1e-30, 1, NULL, &eps, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.root_norms", &root, &root, error));
+    MP_TRY(mp_spec_float(spec, root ? "{arch}.attention.layer_norm_rms_epsilon" : "{arch}.attention.layer_norm_epsilon",
+                         1e-30, 1, NULL, &eps, error));
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;
     model->dense_ffn = (int32_t)ffn;
     model->context = (int32_t)context;
-    model->eps = (float)eps;
+    model->like = (mp_norm){.eps = (float)eps, .root = root};
     MP_TRY(mp_spec_float(spec, "mpool.latent_epsilon", 1e-30, 1, &eps, &latent_eps, error));
     model->latent_eps = (float)latent_eps;
     model->shapes = mp_alloc_array((size_t)layers, sizeof *model->shapes, MP_TAG_WEIGHTS);
@@ -212,7 +215,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
      * trained */
     MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
     MP_TRY(mp_rope_init(rope, args->spec, model->shapes[0].head_dim - model->shapes[0].rotated_from, neox, error));
-    /* GGUF files of Llama 3 hold the model's frequency scaling as divisors */
+    /* GGUF files may hold the model's frequency scaling as divisors */
     MP_TRY(divide(model, rope, args->spec, "rope_freqs.weight", "mpool.rope_divisors", &found, error));
     MP_TRY(read_long_rope(model, args->spec, error));
     MP_TRY(mp_spec_float(args->spec, "mpool.rope_local_base", 1, 1e12, &none, &local, error));

@@ -88,13 +88,20 @@ static mp_status refuse(const mp_layer_reader *reader, const char *weight, mp_er
     return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", weight);
 }
 
+/* OK if the layer has no tensor `name`.weight. */
+static mp_status refuse_own(const mp_layer_reader *reader, const char *name, mp_error *error) {
+    char weight[64];
+    snprintf(weight, sizeof weight, "blk.%d.%s.weight", reader->index, name);
+    return refuse(reader, weight, error);
+}
+
 mp_status mp_reader_norm(const mp_layer_reader *reader, mp_norm *norm, const char *name, int32_t n, bool has,
                          mp_error *error) {
     char full[56], weight[64];
-    const mp_norm like = {.n = n, .eps = reader->model->eps, .root = true};
     snprintf(full, sizeof full, "blk.%d.%s", reader->index, name);
     snprintf(weight, sizeof weight, "%s.weight", full);
-    return has ? mp_norm_read(norm, reader->builder, full, like, MP_NORM_NO_BIAS, reader->norm_offset, error)
+    return has ? mp_norm_read(norm, reader->builder, full, mp_decoder_norm(reader->model, n),
+                              mp_decoder_norm_bias(reader->model), reader->norm_offset, error)
                : refuse(reader, weight, error);
 }
 
@@ -107,20 +114,23 @@ mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const 
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Reads a gated network; `shared`: the shared expert of a layer with experts. */
-static mp_status read_gated(const mp_layer_reader *reader, mp_sublayer *sub, bool shared, int32_t width,
+/* Reads a network that is not a mixture; `shared`: the shared expert of a layer with experts. */
+static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, bool shared, int32_t width,
                             mp_error *error) {
     const mp_decoder *model = reader->model;
     const mp_reader_part up[] = {{shared ? "ffn_gate_shexp" : "ffn_gate", width},
                                  {shared ? "ffn_up_shexp" : "ffn_up", width}};
     const mp_reader_part down = {shared ? "ffn_down_shexp" : "ffn_down", model->hidden};
+    const int first = reader->gated ? 0 : 1;
+    if (!reader->gated)
+        MP_TRY(refuse_own(reader, up[0].name, error));
     mp_ffn *ffn = mp_sublayer_add_ffn(sub, &mp_ffn_dense);
     if (!ffn)
         return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
-    ffn->mlp.gated = true;
+    ffn->mlp.gated = reader->gated;
     ffn->mlp.ffn = width;
     ffn->mlp.act = model->act;
-    MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, up, 2, model->hidden, 1, error));
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, up + first, 2 - first, model->hidden, 1, error));
     return mp_reader_linear(reader, &ffn->mlp.down, &down, 1, width, model->residual_scale, error);
 }
 
@@ -145,6 +155,9 @@ static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, m
     return mp_experts_init(&ffn->experts, &shape, reader->builder, error);
 }
 
+/* Values of the list `mpool.layer_blocks`. */
+typedef enum mp_layer_has { MP_LAYER_BOTH, MP_LAYER_MIXER, MP_LAYER_FFN } mp_layer_has;
+
 /* Reads the list of layers that have a dense feed-forward network in a model with experts. */
 static mp_status read_dense_layers(const mp_decoder *model, const mp_spec *spec, bool *dense, mp_error *error) {
     int64_t listed[MP_DECODER_LAYERS], none = 0;
@@ -161,39 +174,63 @@ static mp_status read_norms(const mp_layer_reader *reader, mp_sublayer *sub, con
     sub->scale = reader->model->residual_scale;
     MP_TRY(mp_reader_norm(reader, &sub->norm, norm, hidden, !(reader->flags & MP_DECODER_NO_INPUT_NORMS), error));
     MP_TRY(mp_reader_norm(reader, &sub->after, after, hidden, outputs, error));
-    if (outputs && (sub->mixers + sub->ffns > 1 || (sub->ffns == 1 && sub->ffn[0]->ops == &mp_ffn_experts)))
-        return mp_fail(error, MP_UNSUPPORTED, "layer %d has experts and a norm of their output, which mpool does not "
-                       "support together", reader->index);
+    if (outputs && (sub->mixers + sub->ffns > 1 || (sub->ffns == 1 && sub->ffn[0]->ops->separate)))
+        return mp_fail(error, MP_UNSUPPORTED, "layer %d has experts, or several blocks, and a norm of their output, "
+                       "which mpool does not support together", reader->index);
     return MP_OK;
 }
 
-/* Composes a layer of two sublayers: a mixer, and a feed-forward network, experts or both. */
-static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_decoder_layer *layer, mp_error *error) {
-    const mp_decoder *model = reader->model;
-    mp_sublayer *const mixing = &layer->sublayer[0], *const feeding = &layer->sublayer[1];
-    layer->count = 2;
-    mp_mixer *mixer = mp_sublayer_add_mixer(mixing, reader->flags & MP_DECODER_LATENT_ATTENTION ? &mp_mixer_latent
-                                                                                                : &mp_mixer_attention);
+static mp_status add_mixer(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
+    const bool latent = reader->flags & MP_DECODER_LATENT_ATTENTION;
+    if (!latent)
+        MP_TRY(refuse_own(reader, "attn_kv_a_mqa", error));
+    mp_mixer *mixer = mp_sublayer_add_mixer(sub, latent ? &mp_mixer_latent : &mp_mixer_attention);
     if (!mixer)
         return mp_fail_memory(error, sizeof *mixer, "a block of a layer");
-    MP_TRY(mixer->ops->read(reader, mixer, error));
+    return mixer->ops->read(reader, mixer, error);
+}
+
+/* Adds experts, or a network that is not a mixture, or experts and a shared expert. */
+static mp_status add_ffns(const mp_layer_reader *reader, mp_sublayer *sub, bool dense, mp_error *error) {
+    const int32_t width = dense ? reader->model->dense_ffn : reader->model->shared_ffn;
     if (!dense)
-        MP_TRY(read_experts(reader, feeding, error));
-    const int32_t width = dense ? model->dense_ffn : model->shared_ffn;
-    if (width > 0)
-        MP_TRY(read_gated(reader, feeding, !dense, width, error));
-    MP_TRY(read_norms(reader, mixing, "attn_norm", "post_attention_norm", error));
-    return read_norms(reader, feeding, "ffn_norm", "post_ffw_norm", error);
+        MP_TRY(read_experts(reader, sub, error));
+    return width > 0 ? read_dense(reader, sub, !dense, width, error) : MP_OK;
+}
+
+/* Composes a layer: a mixer, and a network with a norm of its own, or with that of the mixer. A layer may also have one
+ * of them alone. */
+static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_layer_has has, mp_decoder_layer *layer,
+                            mp_error *error) {
+    const bool one = reader->one_norm || has != MP_LAYER_BOTH;
+    mp_sublayer *const first = &layer->sublayer[0], *const second = &layer->sublayer[one ? 0 : 1];
+    layer->count = one ? 1 : 2;
+    if (has == MP_LAYER_FFN)
+        MP_TRY(refuse_own(reader, "attn_output", error));
+    else
+        MP_TRY(add_mixer(reader, first, error));
+    if (has == MP_LAYER_MIXER)
+        MP_TRY(refuse_own(reader, "ffn_down", error));
+    else
+        MP_TRY(add_ffns(reader, second, dense, error));
+    MP_TRY(read_norms(reader, first, "attn_norm", "post_attention_norm", error));
+    return one ? refuse_own(reader, "ffn_norm", error)
+               : read_norms(reader, second, "ffn_norm", "post_ffw_norm", error);
 }
 
 mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error) {
-    bool dense[MP_DECODER_LAYERS];
+    bool dense[MP_DECODER_LAYERS], gated = true, one_norm = false;
+    int64_t has[MP_DECODER_LAYERS], both = MP_LAYER_BOTH;
     MP_TRY(read_dense_layers(model, args->spec, dense, error));
+    MP_TRY(mp_spec_bool(args->spec, "mpool.gated_ffn", &gated, &gated, error));
+    MP_TRY(mp_spec_bool(args->spec, "mpool.one_norm", &one_norm, &one_norm, error));
+    MP_TRY(mp_spec_ints(args->spec, "mpool.layer_blocks", model->layer_count, MP_LAYER_BOTH, MP_LAYER_FFN, &both, has,
+                        error));
     model->last_mixed = -1;
     for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
-        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset};
-        MP_TRY(read_layer(&reader, dense[i], &model->layers[i], error));
+        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset, gated, one_norm};
+        MP_TRY(read_layer(&reader, dense[i], (mp_layer_has)has[i], &model->layers[i], error));
         if (mp_layer_mixer(&model->layers[i], 0, NULL))
             model->last_mixed = i;
         mp_progress_part(args->progress, "mapping", (uint64_t)i + 1, (uint64_t)model->layer_count);

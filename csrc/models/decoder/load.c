@@ -60,8 +60,8 @@ static mp_status read_output(mp_decoder *model, const mp_builder *builder, float
     model->tied = !mp_weights_has(weights, "output.weight");
     if (!model->tied)
         model->store.parameters += mp_tensor_items(&model->tokens);
-    const mp_norm like = {.n = model->hidden, .eps = model->eps, .root = true};
-    MP_TRY(mp_norm_read(&model->norm, builder, "output_norm", like, MP_NORM_NO_BIAS, norm_offset, error));
+    MP_TRY(mp_norm_read(&model->norm, builder, "output_norm", mp_decoder_norm(model, model->hidden),
+                        mp_decoder_norm_bias(model), norm_offset, error));
     return mp_builder_linear(builder, &model->head, model->tied ? "token_embd.weight" : "output.weight", NULL,
                              model->vocab, model->hidden, error);
 }
@@ -125,17 +125,12 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
     mp_status status;
     double norm_offset = 0;
     mp_builder builder;
-    static const char latents[] = "blk.0.attn_kv_a_mqa.weight";
     mp_decoder *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
     if (!model)
         return mp_fail_memory(error, sizeof *model, "a model");
     model->base.base.ops = &decoder_ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
-    if (!(args->flags & MP_DECODER_LATENT_ATTENTION) && mp_weights_has(model->weights, latents)) {
-        status = mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", latents);
-        goto cleanup;
-    }
     MP_TRY_GOTO(mp_decoder_read_hyper(model, args->spec, args->flags, error));
     MP_TRY_GOTO(mp_weights_check_biases(model->weights, "blk.", model->layer_count, error));
     mp_builder_init(&builder, &model->store, model->weights, args->compute);

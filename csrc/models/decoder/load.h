@@ -9,6 +9,14 @@ enum { MP_DECODER_LAYERS = 1024 };
 
 /* Reads sizes, heads, scales and the activation. */
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error);
+/* A norm of n components as those of the layers and the output: mp_norm_read's `like` and `bias`. Layer norms have
+ * biases if the file has them. */
+static inline mp_norm mp_decoder_norm(const mp_decoder *model, int32_t n) {
+    return (mp_norm){.n = n, .eps = model->like.eps, .root = model->like.root};
+}
+static inline mp_norm_bias mp_decoder_norm_bias(const mp_decoder *model) {
+    return model->like.root ? MP_NORM_NO_BIAS : MP_NORM_BIAS_IF_THERE;
+}
 /* Sets the sizes of a layer's attention. Sets `padded_dim` and `qkv_width` of the shape. */
 void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape);
 /* Composes the layers (decoder/layer.h) and adds their tensors to the builder. */

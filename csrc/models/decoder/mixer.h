@@ -77,6 +77,8 @@ struct mp_layer_reader {
     int index;         /* index of the layer */
     uint32_t flags;    /* flags of the row in archs.def */
     float norm_offset; /* added to the weights of norms */
+    bool gated;        /* networks that are no mixtures are gated; otherwise plain */
+    bool one_norm;     /* mixer and network of a layer read the same normed rows */
 };
 
 typedef struct mp_reader_part { /* a part of a linear layer: tensor blk.<index>.<name>.weight [N, K] */
