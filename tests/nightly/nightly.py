@@ -69,7 +69,7 @@ def _python(*paths: str) -> tuple[str, ...]:
 
 def _integration(name: str, extra: str = "") -> Job:
     return Job(f"the integration with {name}", _python(f"integrations/test_integrations_{name}.py"), all=True, hours=1,
-               extra=extra or name)
+               extra=extra or name.replace("_", "-"))
 
 
 JOBS: dict[str, Job] = {
@@ -90,8 +90,7 @@ JOBS: dict[str, Job] = {
                  _python(*(f"integrations/test_ray_{name}.py" for name in ("fronts", "replicas", "plans", "parquet",
                                                                            "outputs", "columns", "cluster",
                                                                            "failures"))), all=True, extra="ray"),
-    **{name: _integration(name) for name in ("haystack", "chroma", "lancedb", "llm", "sklearn")},
-    "llama_index": _integration("llama_index", "llama-index"),
+    **{name: _integration(name) for name in ("llama_index", "haystack", "chroma", "lancedb", "llm", "sklearn")},
     "langchain": _integration("langchain", "langchain-tests"),
     "clients": Job("the server with clients of other libraries", _python("server/test_server_clients.py"), all=True,
                    hours=1, extra="clients"),
