@@ -399,7 +399,8 @@ def models() -> dict[str, Any]:
     """Return the seeded models whose files the tests compare, by name. Most have two layers."""
     import paritymodels
 
-    made = {family: paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=157, tie=family == "gemma2")
+    made = {family: paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=157,
+                                         tie=family in paritymodels.TIED)
             for family in paritymodels.DECODERS if family not in paritymodels.FOLDERS_ONLY}
     made["llama_tied"] = paritymodels.decoder("llama", 2, vocab=157, tie=True)
     made["bert"] = paritymodels.bert(2)

@@ -126,7 +126,7 @@ OF_TYPE = _decoders()
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", OF_TYPE.values())
 def test_decoder(tmp_path: Path, family: str) -> None:
-    model = paritymodels.decoder(family, 2, tie=family == "gemma2")
+    model = paritymodels.decoder(family, 2, tie=family in paritymodels.TIED)
     randomise(model, 3)
     model.tie_weights()
     tokens = np.random.default_rng(6).integers(2, 96, 60)

@@ -90,6 +90,24 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return parts, folders
 
 
+#: Kinds of layers that mpool does not support.
+UNSUPPORTED = {"linear_attention"}
+
+
+def test_layers_of_every_kind_are_compared() -> None:
+    """The models of a class have layers of all kinds that its default pattern has. If the pattern is longer than
+    LAYERS, the class needs a further model, in LAYER_TYPES."""
+    usual: dict[str, set[str]] = {}
+    compared: dict[str, set[str]] = {}
+    for name, (config, _, _) in DECODERS.items():
+        with torch.device("meta"):
+            made = paritymodels.decoder(name, LAYERS).config
+        kinds = getattr(paritymodels.find_class(config)(num_hidden_layers=24), "layer_types", None) or ()
+        usual[config] = set(kinds) - UNSUPPORTED
+        compared.setdefault(config, set()).update(getattr(made, "layer_types", None) or ())
+    assert {name for name, kinds in usual.items() if not kinds <= compared[name]} == set()
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("layers", range(1, LAYERS + 1))
 def test_decoder_layers(decoder, layers: int) -> None:
