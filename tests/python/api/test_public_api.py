@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,42 @@ def test_public_names_match_the_snapshot() -> None:
 def test_stubs_are_up_to_date() -> None:
     stale = [path.name for path, text in stubs.stubs().items() if path.read_text("utf-8") != text]
     assert not stale, "run python -m mpool.api.stubs"
+
+
+def documented(value: Any) -> list[tuple[Any, str]]:
+    """Return a public object and, of a class, its public members with docstrings of their own."""
+    members = [member for name, member in inspect.getmembers(value) if not name.startswith("_")] \
+        if inspect.isclass(value) else []
+    return [(one, inspect.getdoc(one) or "") for one in (value, *members)
+            if getattr(one, "__doc__", None) and not isinstance(one, type(None))]
+
+
+def names(found: Any, path: list[str]) -> bool:
+    """Return True if every part of a dotted name is an attribute of the one before, or a field without default."""
+    for part in path:
+        if part in getattr(found, "__annotations__", ()):
+            return True
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+@pytest.mark.parametrize("module", ["", "aio", "debug", "results", "search"])
+def test_help_refers_to_public_names(module: str) -> None:
+    """A role in a docstring names something that the reader can write: a name below mpool, or one beside it."""
+    home = getattr(mpool, module) if module else mpool
+    lost = []
+    for name in home.__all__:
+        value = getattr(home, name)
+        if inspect.ismodule(value):
+            continue
+        for _, text in documented(value):
+            for role in re.findall(r":(?:func|class|meth|attr|mod|exc|data):`~?([\w.]+)`", text):
+                path = role.split(".")
+                if not (names(mpool, path[1:]) if path[0] == "mpool" else names(home, path) or names(value, path)):
+                    lost.append((name, role))
+    assert not lost
 
 
 @pytest.mark.parametrize("name", verbs.VERBS)
