@@ -132,6 +132,13 @@ def test_an_unknown_option_has_one_error(name: str) -> None:
             assert caught.value.param == "tiemout"
 
 
+@pytest.mark.parametrize("name", ["classify", "classify_tokens"])
+def test_help_of_a_verb_for_one_text_or_many_shows_both_types(name: str) -> None:
+    for home in (mpool, mpool.aio, mpool.Pool, mpool.Model):
+        signature = inspect.signature(getattr(home, name))
+        assert signature.parameters["texts"].annotation.startswith("str | list[str] | ")
+
+
 def test_arguments_by_position() -> None:
     for wrong in (lambda: mpool.embed(), lambda: mpool.embed("a", inputs="b"), lambda: mpool.embed("a", None, 3),
                   lambda: mpool.get("all-MiniLM-L6-v2").embed("a", model="x")):
