@@ -82,6 +82,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: mpool.rerank([("q", "d"), ("q", "e")]), r"rerank\(query, \[document, ...\]\).*classify\(pairs, model\)"),
     (lambda: mpool.semantic_search([[1.0]], corpus_embeddings=[[1.0]]), "use `corpus`"),
     (lambda: mpool.search.community_detection([[1.0]], min_size=2), "did you mean `min_community_size`"),
+    (lambda: mpool.describe_image("https://a.example/b.png"), "got 'https://a.*mpool.describe_url accepts a URL"),
     (lambda: mpool.similarity([1.0]), r"Call similarity\(a, b, ...\)"),
     (lambda: mpool.generate("x", num_beams=2), "no beam search: leave it out"),
     (lambda: mpool.load("x", rebellion=1), "`rebellion` is not an option of load. Options: model"),
