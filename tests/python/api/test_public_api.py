@@ -104,6 +104,17 @@ def test_help_refers_to_public_names(module: str) -> None:
     assert not lost
 
 
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
+    found = set(re.findall(r"auto(?:function|class):: mpool\.([\w.]+)", page))
+    known = {name for name in mpool.__all__ if name[0] != "_" and name not in mpool.errors.__all__
+             and not inspect.ismodule(getattr(mpool, name))}
+    for module in ("debug", "results", "search"):
+        known |= {f"{module}.{name}" for name in getattr(mpool, module).__all__ if name not in mpool.__all__}
+    known |= {"aio.AsyncStream", "aio.AsyncImageStream"}
+    assert known - found - {"results.FinishReason"} == set()
+
+
 @pytest.mark.parametrize("name", verbs.VERBS)
 def test_every_form_of_a_verb_takes_the_same_options(name: str) -> None:
     verb = verbs.VERBS[name]
