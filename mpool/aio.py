@@ -19,6 +19,7 @@ functions of the same name in :mod:`mpool`. If a queue is full, the coroutine wa
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,11 +35,12 @@ from .tasks.running import run_async
 from .tasks.verbs import VERBS, Verb
 
 
-def _pool_for(pool: Any, argument: object) -> Pool:
-    """Return the pool of a call: ``pool``, or if it is None, that of ``argument`` or the default pool."""
+def _pool_for(pool: Any, *arguments: object) -> Pool:
+    """Return the pool of a call: ``pool``, or if it is None, that of the first model of ``arguments``, or the default
+    pool."""
     if pool is not None and not isinstance(pool, Pool):
         refuse("pool", pool, "an mpool.Pool or None")
-    return pool_of(argument) if pool is None else pool
+    return pool_of(*arguments) if pool is None else pool
 
 
 def _of_verb(verb: Verb) -> Callable[..., Any]:
@@ -52,12 +54,25 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
                   + (f" ``stream=True`` returns a :class:`{verb.stream[1]}`." if verb.stream else ""))
 
 
+def _options_of(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a coroutine function that passes its options to a method of a pool: give it the signature of both."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        found = inspect.signature(method)
+        pool = inspect.signature(function).parameters["pool"]
+        function.__signature__ = found.replace(  # type: ignore[attr-defined]
+            parameters=[*list(found.parameters.values())[1:], pool])
+        return function
+
+    return decorate
+
+
 @typed_async
+@_options_of(Pool.load)
 async def load(model: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """Asynchronous form of :func:`mpool.load`, with its arguments and errors. ``pool``: the pool to use; None: that of
-    ``model`` if it is a :class:`mpool.Model`, else the process-wide pool. Runs in a thread.
+    ``model`` or ``draft`` if it is a :class:`mpool.Model`, else the process-wide pool. Runs in a thread.
     """
-    return await native_calls.REQUESTS.arun(partial(_pool_for(pool, model).load, model, **options))
+    return await native_calls.REQUESTS.arun(partial(_pool_for(pool, model, *options.values()).load, model, **options))
 
 
 @typed_async
@@ -69,11 +84,12 @@ async def unload(model: Any, *, timeout: float | None = None, pool: Pool | None 
 
 
 @typed_async
+@_options_of(Pool.swap)
 async def swap(model: Any, new: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """Asynchronous form of :func:`mpool.swap`, with its arguments and errors. ``pool``: as for :func:`load`.
     Runs in a thread; a cancelled task leaves the swap running.
     """
-    return await native_calls.SWAPS.arun(partial(_pool_for(pool, model).swap, model, new, **options))
+    return await native_calls.SWAPS.arun(partial(_pool_for(pool, model, *options.values()).swap, model, new, **options))
 
 
 for _verb in VERBS.values():

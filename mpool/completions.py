@@ -150,7 +150,7 @@ class Completion:
 
     Attributes:
         text, finish_reason, stop, token_ids, logprobs, reasoning, parsed, tool_calls: those of the first choice (see
-            :class:`Choice`).
+            :class:`mpool.results.Choice`).
         usage: counts of tokens.
         timings: durations of the phases of the request.
         model: key of the model.
@@ -208,7 +208,7 @@ class Chunk:
             nothing and in chunks with ``reasoning``.
         index: number of the choice that it continues, from 0.
         finish_reason: reason why the choice ended, in its last chunk; else None.
-        stop: as in :class:`Choice`, in the last chunk.
+        stop: as in :class:`mpool.results.Choice`, in the last chunk.
         logprobs: log probabilities of the tokens since the previous chunk, if requested.
         reasoning: new text of the choice's ``reasoning``, which precedes its text.
         tool_calls: new parts of the choice's ``tool_calls``.

@@ -15,7 +15,7 @@ _MODELS = ("alias", "engine", "key", "model_id", "model_name", "model_name_or_pa
 #: first row applies.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "name": ("alias", "key"),
-    "new": ("ref",),
+    "new": ("ref", "source"),
     "a": ("embeddings1", "query_embeddings", "x"),
     "adapter": ("adapter_name", "lora", "lora_name", "lora_request"),
     "aggregation": ("aggregation_strategy",),
@@ -29,8 +29,11 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "function_to_apply": ("activation_fct", "activation_fn"),
     "ids": ("input_ids", "token_ids", "tokens"),
     "images": ("files", "image", "img", "input", "inputs", "paths"),
+    "path": ("file", "filename", "image", "images", "img"),
+    "url": ("image", "image_url", "images", "path"),
     "inputs": _TEXTS,
     "labels": ("candidate_labels",),
+    "draft": ("assistant_model", "draft_model"),
     "max_active": ("max_active_dims",),
     "max_tokens": ("max_completion_tokens", "max_length", "max_new_tokens", "max_output_tokens", "num_predict"),
     "messages": ("conversation", "conversations", "history"),
@@ -44,14 +47,15 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "prompt": ("content", "input", "inputs", "instruction", "message", "question", "query", "text",
                "text_inputs"),
     "queries": ("query", "query_embedding", "query_embeddings"),
-    "query": ("queries", "query_text"),
+    "query": ("prompt", "queries", "query_text", "question"),
     "repetition_penalty": ("no_repeat_ngram_size", "repeat_penalty"),
     "response_format": ("format", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
                         "json_schema", "logits_processor", "schema", "structured_outputs"),
     "seed": ("generator", "random_seed", "random_state"),
+    "stop": ("stop_sequences", "stop_strings"),
     "task": ("input_type", "prompt_type"),
     "template": ("hypothesis_template",),
-    "template_options": ("chat_template_kwargs", "reasoning_effort", "think"),
+    "template_options": ("chat_template_kwargs", "enable_thinking", "reasoning_effort", "think"),
     "text": ("input", "inputs", "prompt", "texts"),
     "texts": _TEXTS,
     "tool_choice": ("function_call",),
@@ -130,6 +134,7 @@ ADVICE: dict[str, str] = {
     "num_threads": _THREADS,
     "num_workers": _ALL_CPUS,
     "options": "pass each option as an argument of its own",
+    "output": "use mpool.embed_sparse, mpool.embed_tokens or mpool.embed_all",
     "output_type": "the images of the result are Pillow images: leave it out",
     "output_value": "use mpool.embed_tokens(texts, model) for token vectors",
     "padding": _BATCHES,
@@ -194,6 +199,23 @@ _FUNCTIONS = {
     "serve": "run `mpool serve`; for another ASGI server, the application is mpool.server:app",
     "stop": "use mpool.unload(model)",
 }
+#: Module of mpool -> its public names that ``mpool`` itself does not have.
+_ELSEWHERE = {
+    "aio": ("AsyncImageStream", "AsyncStream"),
+    "debug": ("Capture", "CaptureComparison", "CaptureDifference", "CaptureJob", "CaptureRecord", "ModelRow",
+              "ModelTable", "capture", "compare_captures", "read_capture"),
+    "errors": ("DownloadError", "FileError", "FormatError", "IntegrityError", "OfflineError", "TemplateError",
+               "UnsafeFormat"),
+    "results": ("CapabilityPool", "Choice", "Classification", "EmbedIterator", "FinishReason", "GeneratedImage",
+                "ImageStep", "LabelScore", "LabelledSpan", "Memory", "ModelHealth", "Pong", "PoolEvent",
+                "RankedDocument", "RequestRecord", "Timings", "TokenClassification", "TokenLogprob", "ToolCall",
+                "ToolCallDelta", "TopLogprob", "Usage", "Workers"),
+    "search": ("Neighbours", "PackedTokens", "community_detection", "paraphrase_mining", "pool_tokens",
+               "quantize_tokens"),
+}
+#: Members of pools and models that are no functions of ``mpool``.
+_OF_POOLS = {"check": "use mpool.get(model).check()", "ping": "use mpool.get(model).ping()",
+             "pools": "use mpool.get(model).pool.pools", "history": "use mpool.get(model).pool.history()"}
 _METHODS = {
     "encode": "use {}.embed(texts)", "encode_document": 'use {}.embed(texts, task="document")',
     "encode_query": 'use {}.embed(texts, task="query")', "passage_embed": 'use {}.embed(texts, task="document")',
@@ -220,8 +242,10 @@ _ACLOSE = dict.fromkeys(("abort", "cancel", "close", "stop"), "use aclose()")
 
 #: Class, or ``mpool`` for the module -> attribute that another library has in its place -> what to do instead.
 ATTRIBUTES: dict[str, dict[str, str]] = {
-    "mpool": {**{name: use.format("mpool") for name, use in _METHODS.items()}, **_FUNCTIONS},
+    "mpool": {**{name: use.format("mpool") for name, use in _METHODS.items()}, **_FUNCTIONS, **_OF_POOLS,
+              **{name: f"use mpool.{module}.{name}" for module, names in _ELSEWHERE.items() for name in names}},
     "Model": {**{name: use.format("model") for name, use in _METHODS.items()},
+              "history": "use model.pool.history()", "pools": "use model.pool.pools",
               "close": "use model.unload()", "similarity": "use mpool.similarity(a, b)"},
     "Completion": {**_TEXT, "eval_count": "use `usage.completion_tokens`", "output_text": "use `text`",
                    "outputs": "use `choices`", "prompt_eval_count": "use `usage.prompt_tokens`"},

@@ -11,3 +11,7 @@ from .show import table as table
 
 __all__ = ["Capture", "CaptureComparison", "CaptureDifference", "CaptureJob", "CaptureRecord", "ModelRow",
            "ModelTable", "capture", "compare_captures", "read_capture", "show_config"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

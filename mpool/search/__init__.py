@@ -8,3 +8,7 @@ from .token_pooling import pool_tokens
 
 __all__ = ["Neighbours", "PackedTokens", "community_detection", "maxsim", "paraphrase_mining", "pool_tokens",
            "quantize_tokens", "semantic_search", "similarity"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -66,19 +66,19 @@ def maxsim(query: ArrayLike | Sequence[ArrayLike] | _Ragged, documents: ArrayLik
 
     Args:
         query: token vectors of one query, of shape ``(tokens, d)``, or of several: a sequence of such arrays, an array
-            of shape ``(n, tokens, d)``, or an object with ``values`` and ``offsets``, such as :class:`PackedTokens`.
-            Every query needs a token.
+            of shape ``(n, tokens, d)``, or an object with ``values`` and ``offsets``, such as
+            :class:`mpool.search.PackedTokens`. Every query needs a token.
         documents: token vectors of documents in the same forms. float32 and int8 are used as they are, without a
             copy; other types are converted block by block. With ``scales``, a token's vector is ``values[i] *
-            scales[i]``: see :func:`quantize_tokens`. A document without tokens scores ``-inf``. For int8 documents,
-            each query token is rounded to 24 bits, with an error of at most 1.004 * 2^-23 of its largest absolute
-            component; the products are exact.
+            scales[i]``: see :func:`mpool.search.quantize_tokens`. A document without tokens scores ``-inf``. For int8
+            documents, each query token is rounded to 24 bits, with an error of at most 1.004 * 2^-23 of its largest
+            absolute component; the products are exact.
         top_k: ``None``, or the number of best documents to return for each query, at least 1.
 
     Returns:
-        float32 of shape ``(queries, documents)``. With ``top_k``, :class:`Neighbours` of shape ``(queries, min(top_k,
-        documents))``, best first, equal scores by index. For one query of shape ``(tokens, d)``, without the first
-        dimension.
+        float32 of shape ``(queries, documents)``. With ``top_k``, :class:`mpool.search.Neighbours` of shape ``(queries,
+        min(top_k, documents))``, best first, equal scores by index. For one query of shape ``(tokens, d)``, without
+        the first dimension.
 
     Raises:
         InvalidArgument: shapes do not match, a number is NaN or infinite, a product exceeds float32, or one document

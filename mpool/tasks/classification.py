@@ -119,14 +119,14 @@ class Classification:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classifications(Sequence[Classification]):
-    """The labels of a list of texts: a sequence with a :class:`Classification` per text.
+    """The labels of a list of texts: a sequence with a :class:`mpool.results.Classification` per text.
 
     Attributes:
         scores: scores of all labels, float32 ``(texts, labels)``.
         labels: names of all labels.
         model: key of the model that computed the scores.
         top_k: number of labels in ``results`` of each text; None: all.
-        logits: as for :class:`Classification`, ``(texts, labels)``.
+        logits: as for :class:`mpool.results.Classification`, ``(texts, labels)``.
     """
 
     scores: NDArray[np.float32]

@@ -150,7 +150,8 @@ class GeneratedImages:
 
     @typed
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the first image to a file. ``path`` and errors: as for :meth:`GeneratedImage.save`."""
+        """Write the first image to a file. ``path`` and errors: as for
+        :meth:`mpool.results.GeneratedImage.save`."""
         self.results[0].save(path)
 
     def _repr_png_(self) -> bytes:

@@ -635,8 +635,8 @@ class SamplingOptions:
         "model's context: the model's context.")
     adapter: str | None = _adapter()
     capture: Capture | CaptureJob | None = option(
-        None, "object returned by :func:`capture`, or by its ``job()`` method, that records the outputs of the model's "
-        "layers.")
+        None, "object returned by :func:`mpool.debug.capture`, or by its ``job()`` method, that records the outputs of "
+        "the model's layers.")
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
 
 

@@ -476,16 +476,22 @@ def describe_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     path = given.pop("path")
     if not isinstance(path, (str, os.PathLike)):
         refuse("path", path, "a path", hint="mpool.vision accepts bytes, arrays and PIL images")
+    if _is_url(path):
+        refuse("path", path, "a path", hint="mpool.describe_url accepts a URL")
     return _described(pool, "path", Path(path), given, call)
 
 
 def describe_url(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.describe_url`."""
     url = given.pop("url")
-    if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
+    if not _is_url(url):
         refuse("url", url, "an http or https URL", hint="mpool.describe_image accepts a path")
     given.setdefault("allow_urls", True)
     return _described(pool, "url", url, given, call)
+
+
+def _is_url(value: Any) -> bool:
+    return isinstance(value, str) and value[:8].lower().startswith(("http:", "https:"))
 
 
 def _described(pool: Host, name: str, image: Any, given: dict[str, Any], call: Call) -> Validated:

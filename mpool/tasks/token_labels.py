@@ -80,7 +80,8 @@ class TokenClassification(Sequence[LabelledSpan]):
 
 @dataclass(frozen=True, slots=True)
 class TokenClassifications(Sequence[TokenClassification]):
-    """The labelled spans of a list of texts: a sequence with a :class:`TokenClassification` per text.
+    """The labelled spans of a list of texts: a sequence with a :class:`mpool.results.TokenClassification`
+    per text.
 
     Attributes:
         results: the spans of each text.

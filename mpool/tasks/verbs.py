@@ -157,6 +157,8 @@ class Verb:
         kind = inspect.Parameter
         found = [kind("self", kind.POSITIONAL_OR_KEYWORD)] if form in ("pool", "model") else []
         slots = self.slots(form)
+        if self.single is not None:
+            slots = (slots[0]._replace(type=f"{self.single[0]} | {slots[0].type}"), *slots[1:])
         found += [kind(one.name, kind.POSITIONAL_OR_KEYWORD, default=one.default, annotation=one.type)
                   for one in slots]
         taken = {one.name for one in slots}

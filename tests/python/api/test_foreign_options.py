@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import pickle
@@ -26,7 +27,10 @@ TEXTS = ["one text", "another"]
     ("generate_image", "steps", "num_inference_steps"), ("generate_image", "cfg_scale", "guidance_scale"),
     ("generate_image", "num_images_per_prompt", "n"), ("get", "key", "model"), ("load", "ref", "model"),
     ("load", "alias", "name"), ("unload", "alias", "model"), ("register", "key", "name"), ("register", "ref", "model"),
-    ("swap", "key", "model"), ("swap", "ref", "new"),
+    ("swap", "key", "model"), ("swap", "ref", "new"), ("swap", "source", "new"), ("load", "draft_model", "draft"),
+    ("describe_image", "prompt", "query"), ("describe_image", "question", "query"), ("describe_image", "image", "path"),
+    ("describe_image", "images", "path"), ("describe_url", "prompt", "query"), ("describe_url", "image_url", "url"),
+    ("generate", "stop_sequences", "stop"), ("chat", "enable_thinking", "template_options"),
 ])
 def test_other_names_of_an_option_name_it(pool: mpool.Pool, verb: str, name: str, own: str) -> None:
     """One option has one name. The error of another name names it, in all forms of a function."""
@@ -42,6 +46,7 @@ def test_other_names_of_an_option_name_it(pool: mpool.Pool, verb: str, name: str
     ("device", "on the CPU"), ("convert_to_tensor", "torch.from_numpy"), ("batch_size", "leave it out"),
     ("trust_remote_code", "no code of model files"), ("n_threads", "PoolConfig"), ("num_ctx", "`context_length`"),
     ("quantization", "mpool quantize"), ("lora_path", "adapters="), ("options", "an argument of its own"),
+    ("output", "embed_sparse"),
 ])
 def test_other_names_say_what_to_do(pool: mpool.Pool, bert: Path, name: str, advice: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=f"`{name}` is not an option of embed; .*{advice}"):
@@ -77,6 +82,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: mpool.rerank([("q", "d"), ("q", "e")]), r"rerank\(query, \[document, ...\]\).*classify\(pairs, model\)"),
     (lambda: mpool.semantic_search([[1.0]], corpus_embeddings=[[1.0]]), "use `corpus`"),
     (lambda: mpool.search.community_detection([[1.0]], min_size=2), "did you mean `min_community_size`"),
+    (lambda: mpool.describe_image("https://a.example/b.png"), "got 'https://a.*mpool.describe_url accepts a URL"),
     (lambda: mpool.similarity([1.0]), r"Call similarity\(a, b, ...\)"),
     (lambda: mpool.generate("x", num_beams=2), "no beam search: leave it out"),
     (lambda: mpool.load("x", rebellion=1), "`rebellion` is not an option of load. Options: model"),
@@ -129,6 +135,30 @@ def test_attributes_of_results_and_models_say_what_to_use(pool: mpool.Pool, llam
         list(completion)
     assert pickle.loads(pickle.dumps(completion)) == copy.deepcopy(completion) == completion
     assert pickle.loads(pickle.dumps(model)).key == model.key
+
+
+@pytest.mark.parametrize("module", ["aio", "debug", "errors", "results", "search"])
+def test_names_of_other_modules_name_their_module(module: str) -> None:
+    for name in getattr(mpool, module).__all__:
+        if name not in mpool.__all__ and name[0] != "_":
+            with pytest.raises(AttributeError, match=f"no attribute '{name}'; use mpool.{module}.{name}$"):
+                getattr(mpool, name)
+
+
+@pytest.mark.parametrize("name, use", [("check", r"\.check\(\)"), ("ping", r"\.ping\(\)"), ("pools", r"pool\.pools"),
+                                       ("history", r"pool\.history\(\)")])
+def test_methods_that_are_no_functions_name_their_object(name: str, use: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; use mpool\.get\(model\).*{use}$"):
+        getattr(mpool, name)
+
+
+def test_asynchronous_loads_name_the_option() -> None:
+    """``load``, ``unload`` and ``swap`` of ``mpool.aio`` have the options and errors of the functions."""
+    for name, values in (("load", ()), ("unload", ()), ("swap", ("x",))):
+        own = inspect.signature(getattr(mpool, name)).parameters
+        assert {*own, "pool"} == set(inspect.signature(getattr(mpool.aio, name)).parameters)
+        with pytest.raises(TypeError, match=f"`ref` is not an option of {name}; use `{'new' if values else 'model'}`"):
+            asyncio.run(getattr(mpool.aio, name)(*values, ref="y"))
 
 
 def test_vectors_are_not_texts() -> None:

@@ -116,7 +116,8 @@ def test_every_public_name_exists(name: str) -> None:
     assert name in dir(mpool)
 
 
-@pytest.mark.parametrize("module", ["mpool", "mpool.aio", "mpool.errors", "mpool.models", "mpool.tokenizers"])
+@pytest.mark.parametrize("module", ["mpool", "mpool.aio", "mpool.debug", "mpool.errors", "mpool.models",
+                                    "mpool.results", "mpool.search", "mpool.tokenizers"])
 def test_completion_offers_public_names_only(module: str) -> None:
     """Also in a program that has used mpool: modules that were imported are attributes of the package."""
     found = importlib.import_module(module)

@@ -80,6 +80,21 @@ def test_verbs_run_in_the_pool_of_their_model(name: str, by_name: bool, other: m
     assert awaited.value.args[0] is other
 
 
+@pytest.mark.parametrize("name", ["load", "swap"])
+def test_loads_run_in_the_pool_of_their_draft_model(name: str, other: mpool.Pool, llama: Path, no_default: None,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    def reached(self: mpool.Pool, *args: Any, **keywords: Any) -> Any:
+        raise Reached(self)
+
+    blocking, model, values = getattr(mpool, name), other.get(llama), ["x", "y"][:1 + (name == "swap")]
+    monkeypatch.setattr(mpool.Pool, name, reached)
+    for call in (lambda: blocking(*values, draft=model),
+                 lambda: asyncio.run(getattr(aio, name)(*values, draft=model))):
+        with pytest.raises(Reached) as caught:
+            call()
+        assert caught.value.args[0] is other
+
+
 def test_requests_count_in_the_pool_of_the_model(other: mpool.Pool, bert: Path, no_default: None) -> None:
     model = other.get(bert)
     before = other.metrics()["total_requests"]

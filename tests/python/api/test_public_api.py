@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,53 @@ def test_stubs_are_up_to_date() -> None:
     assert not stale, "run python -m mpool.api.stubs"
 
 
+def documented(value: Any) -> list[tuple[Any, str]]:
+    """Return a public object and, of a class, its public members with docstrings of their own."""
+    members = [member for name, member in inspect.getmembers(value) if not name.startswith("_")] \
+        if inspect.isclass(value) else []
+    return [(one, inspect.getdoc(one) or "") for one in (value, *members)
+            if getattr(one, "__doc__", None) and not isinstance(one, type(None))]
+
+
+def names(found: Any, path: list[str]) -> bool:
+    """Return True if every part of a dotted name is an attribute of the one before, or a field without default."""
+    for part in path:
+        if part in getattr(found, "__annotations__", ()):
+            return True
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+@pytest.mark.parametrize("module", ["", "aio", "debug", "results", "search"])
+def test_help_refers_to_public_names(module: str) -> None:
+    """A role in a docstring names something that the reader can write: a name below mpool, or one beside it."""
+    home = getattr(mpool, module) if module else mpool
+    lost = []
+    for name in home.__all__:
+        value = getattr(home, name)
+        if inspect.ismodule(value):
+            continue
+        for _, text in documented(value):
+            for role in re.findall(r":(?:func|class|meth|attr|mod|exc|data):`~?([\w.]+)`", text):
+                path = role.split(".")
+                if not (names(mpool, path[1:]) if path[0] == "mpool" else names(home, path) or names(value, path)):
+                    lost.append((name, role))
+    assert not lost
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
+    found = set(re.findall(r"auto(?:function|class):: mpool\.([\w.]+)", page))
+    known = {name for name in mpool.__all__ if name[0] != "_" and name not in mpool.errors.__all__
+             and not inspect.ismodule(getattr(mpool, name))}
+    for module in ("debug", "results", "search"):
+        known |= {f"{module}.{name}" for name in getattr(mpool, module).__all__ if name not in mpool.__all__}
+    known |= {"aio.AsyncStream", "aio.AsyncImageStream"}
+    assert known - found - {"results.FinishReason"} == set()
+
+
 @pytest.mark.parametrize("name", verbs.VERBS)
 def test_every_form_of_a_verb_takes_the_same_options(name: str) -> None:
     verb = verbs.VERBS[name]
@@ -93,6 +141,13 @@ def test_an_unknown_option_has_one_error(name: str) -> None:
                                                             "meout`") as caught:
                 ask()
             assert caught.value.param == "tiemout"
+
+
+@pytest.mark.parametrize("name", ["classify", "classify_tokens"])
+def test_help_of_a_verb_for_one_text_or_many_shows_both_types(name: str) -> None:
+    for home in (mpool, mpool.aio, mpool.Pool, mpool.Model):
+        signature = inspect.signature(getattr(home, name))
+        assert signature.parameters["texts"].annotation.startswith("str | list[str] | ")
 
 
 def test_arguments_by_position() -> None:
