@@ -253,6 +253,10 @@ MP_TEST_SECONDS(models_contract_latents, 300) {
 
 MP_TEST_SECONDS(models_contract_norms_of_outputs, 300) { check_kind(&(tiny_kind){.arch = "olmo2"}); }
 
+MP_TEST_SECONDS(models_contract_one_norm, 300) {
+    check_kind(&(tiny_kind){.arch = "cohere2", .one_norm = true, .layer_norms = true, .window = 80});
+}
+
 MP_TEST_SECONDS(models_contract_long_rope, 300) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
 static void scale_residuals(tiny_file *file) { tiny_float(file->spec, "mpool.residual_scale", 0.5); }

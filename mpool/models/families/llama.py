@@ -90,7 +90,8 @@ def read_decoder(config: Fields, row: Architecture) -> Config:
 
 
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
-                period: int = 0, acts: tuple[str, ...] = ALL_ACTIVATIONS) -> tuple[dict[str, Value], set[str]]:
+                period: int = 0, epsilon: str = "rms_norm_eps",
+                acts: tuple[str, ...] = ALL_ACTIVATIONS) -> tuple[dict[str, Value], set[str]]:
     """Read the keys of config.json that decoders share.
 
     Args:
@@ -99,6 +100,7 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
         act: key of the activation.
         theta: RoPE base if the configuration states none.
         period: period of the layers with full attention, see :func:`read_window`.
+        epsilon: key of the epsilon of the norms.
         acts: supported activations, under their names in mpool.
 
     Returns:
@@ -111,8 +113,7 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     usual = row.defaults
     groups = heads if "num_key_value_heads" in config else usual.get("num_key_value_heads", heads)  # null: heads
     kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", groups, low=1)
-    kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", usual.get("rms_norm_eps", 1e-6),
-                                                                above=0.0)
+    kv[f"{a}.{row.epsilon}"] = config.number(epsilon, usual.get(epsilon, 1e-6), above=0.0)
     head_dim = config.int("head_dim", usual.get("head_dim"), low=1, high=MAX_WIDTH)
     if head_dim is not None:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
@@ -128,7 +129,7 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     read_window(config, kv, row, period)
     kv["mpool.rope_neox"] = True
     kv["mpool.activation"] = activation(config, act, row.activation, acts)
-    return kv, used | {"num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling",
+    return kv, used | {"num_key_value_heads", epsilon, "head_dim", "rope_theta", "rope_scaling",
                        "rope_parameters", "original_max_position_embeddings", "sliding_window", "use_sliding_window",
                        "max_window_layers", "layer_types", "partial_rotary_factor", act}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     bert,
     bert_variants,
+    cohere,
     deberta,
     deepseek,
     embedders,
@@ -31,6 +32,6 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
                                   *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
-                                  *gemma.ROWS, *olmo.ROWS)
+                                  *gemma.ROWS, *olmo.ROWS, *cohere.ROWS)
 
 __all__ = ["ROWS"]

@@ -69,7 +69,11 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         writer.add_pooling_type(gguf.PoolingType.MEAN)
         return
     writer.add_head_count_kv(1 if arch == "deepseek2" and halves else config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head = getattr(config, "head_dim", None)
     if arch == "deepseek2":
         _write_latents(writer, config, halves)
@@ -89,7 +93,7 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         original = rope["original_max_position_embeddings"]
         stretch = config.max_position_embeddings / original
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
-    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss") and config.sliding_window:
+    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
     if getattr(config, "num_local_experts", 0) or arch == "deepseek2":
         writer.add_expert_count(getattr(config, "n_routed_experts", None) or config.num_local_experts)

@@ -57,6 +57,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192,
                                         "original_max_position_embeddings": 262144}, "use_mrope": False}),
     "DeepSeek-R1-Distill-Qwen": ("qwen2", {"use_mrope": False, "max_window_layers": 21, "use_sliding_window": False}),
+    "c4ai-command-r7b": ("cohere2", {"layer_types": ..., "sliding_window_pattern": 4, "layer_switch": 4,
+                                     "order_of_interleaved_layers": "local_attn_first", "rotary_pct": 1.0,
+                                     "position_embedding_type": "rope_gptj", "use_embedding_sharing": True,
+                                     "use_gated_activation": True, "use_parallel_block": True,
+                                     "use_parallel_embedding": True, "use_qk_norm": False,
+                                     "cache_implementation": "hybrid", "rope_scaling": None, "rope_theta": 50000,
+                                     "rope_parameters": ...}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 
