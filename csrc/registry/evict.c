@@ -37,14 +37,14 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
 
 /* --- for other models --- */
 
-/* Must hold the lock. True if all workers wait for memory, and none of their requests holds any. If a request of
- * another model waited for them, two models could wait for each other: it has this one unloaded (mp_entry_displace). */
+/* Must hold the lock. True if all workers wait for memory. They get it, or their requests fail, but they wait for other
+ * models in use: if such a model waited for this one, two models could wait for each other. */
 static bool is_blocked(const mp_entry *entry) {
     mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
         if (!mp_worker_serves(entry->workers[i]) || entry->workers[i]->memory != MP_MEMORY_TIGHT)
             return false;
-    return entry->worker_count > 0 && !mp_entry_running(entry);
+    return entry->worker_count > 0;
 }
 
 /* Must hold the lock. True if the registry itself may evict the model. `now`: all its workers are idle. Otherwise: none
@@ -165,7 +165,7 @@ uint64_t mp_entry_displace(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     uint64_t bytes = atomic_load_explicit(&entry->account.used, memory_order_relaxed) + 1;
     bool displaced = entry->resident && !entry->pinned && !entry->held && entry->unload == MP_UNLOAD_NONE &&
-                     !entry->starting && !is_ending(entry) && is_blocked(entry);
+                     !entry->starting && !is_ending(entry) && is_blocked(entry) && !mp_entry_running(entry);
     if (displaced) {
         mp_faults_displaced(entry);
         mp_entry_request_unload(entry);
