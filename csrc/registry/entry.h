@@ -16,7 +16,6 @@
  *   caller.c     a caller's ticket: wait, read, cancel, release
  *   load.c       callers that load; a worker's way from SPAWNING to READY
  *   improve.c    optional work of the engines of idle workers
- *   fairness.c   how the requests of a worker share its steps
  *   serve.c      a worker's loop: take, admit, plan, lease compute threads, step, deliver outcomes
  *   leave.c      the job of a worker's thread, and its end; abandoned workers
  *   evict.c      frees a model's memory
@@ -350,10 +349,6 @@ typedef struct mp_eviction {
 void mp_entry_value(mp_entry *entry, mp_eviction *value); /* fills in *value */
 /* Starts to evict the model. Returns false, and does nothing, if the model is not idle any more. Never blocks. */
 bool mp_entry_evict_idle(mp_entry *entry);
-/* Starts to unload a model whose requests all wait for memory: the request of another model that finds none goes on,
- * and these are served after it. Returns the model's bytes; 0, and does nothing, if there is no such model. Never
- * blocks. */
-uint64_t mp_entry_displace(mp_entry *entry);
 /* Tells idle workers to free caches and arenas. Never blocks. Returns the bytes held by the workers that this call
  * told. */
 uint64_t mp_entry_trim(mp_entry *entry);

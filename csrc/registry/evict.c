@@ -161,23 +161,6 @@ bool mp_entry_evict_idle(mp_entry *entry) {
     return true;
 }
 
-uint64_t mp_entry_displace(mp_entry *entry) {
-    mp_mutex_lock(&entry->lock);
-    uint64_t bytes = atomic_load_explicit(&entry->account.used, memory_order_relaxed) + 1;
-    bool displaced = entry->resident && !entry->pinned && !entry->held && entry->unload == MP_UNLOAD_NONE &&
-                     !entry->starting && !is_ending(entry) && is_blocked(entry) && !mp_entry_running(entry);
-    if (displaced) {
-        mp_faults_displaced(entry);
-        mp_entry_request_unload(entry);
-        mp_entry_wake_workers(entry);
-    }
-    mp_mutex_unlock(&entry->lock);
-    if (!displaced)
-        return 0;
-    mp_log(MP_LOG_INFO, "%s: evicted to let a request of another model end; its own requests wait", entry->key);
-    return bytes;
-}
-
 uint64_t mp_entry_trim(mp_entry *entry) {
     uint64_t trimming = 0;
     mp_mutex_lock(&entry->lock);

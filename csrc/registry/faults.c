@@ -439,13 +439,6 @@ void mp_faults_worker_stuck(mp_entry *entry, const mp_worker *worker, bool loadi
     mp_faults_note_death(entry, false, error);
 }
 
-void mp_faults_displaced(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    uint64_t until_ns = mp_sys_now_ns() + MP_BACKOFF_FIRST_NS;
-    if (entry->faults.spawn_ns < until_ns)
-        entry->faults.spawn_ns = until_ns;
-}
-
 /* --- recovered --- */
 
 void mp_faults_request_ended(mp_entry *entry, const mp_ticket *ticket, mp_status status) {

@@ -18,8 +18,6 @@
  *                                                                    that can continue where it was
  *   a load fails, or a model file   failure, retry_ns, backoff_ns    FAILED: requests get the failure for 0.1 s,
  *   was changed                                                      doubling up to 10 s; then one starts the next load
- *   a model makes room for the      spawn_ns                         no worker starts for 0.1 s; its requests wait
- *   request of another                                               meanwhile, and load it again
  *   a step finds no memory          the request's retry, if no       the request is tried again
  *                                   memory is coming
  *
@@ -200,10 +198,6 @@ void mp_faults_worker_stuck(mp_entry *entry, const mp_worker *worker, bool loadi
 /* A load failed: requests are refused until the end of the backoff. A BROKEN entry stays BROKEN and keeps the failure
  * that broke it: that is the first cause, and says how to start the model again. */
 void mp_faults_load_failed(mp_entry *entry, const mp_error *error);
-
-/* The model is unloaded to let a request of another model end: no worker starts before that request had time to take
- * the memory. */
-void mp_faults_displaced(mp_entry *entry);
 
 /* --- recovered --- */
 

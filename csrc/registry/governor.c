@@ -406,10 +406,6 @@ uint64_t mp_shortage_left(const mp_shortage *shortage) {
     return more < shortage->bytes ? shortage->bytes - more : 0;
 }
 
-uint64_t mp_governor_displace(mp_governor *governor, uint64_t bytes, const void *asker) {
-    return reclaim_from_all((mp_shortage){governor, bytes, UINT64_MAX, asker}, false);
-}
-
 bool mp_governor_may_free(mp_governor *governor, uint64_t bytes) {
     mp_mutex_lock(&governor->lock);
     bool may = may_become_free(governor, bytes);

@@ -74,9 +74,7 @@ const char *mp_pressure_name(mp_pressure pressure);
 typedef struct mp_shortage {
     mp_governor *governor;
     uint64_t bytes, free; /* `bytes` were lacking when `free` bytes were free; UINT64_MAX: whatever is free */
-    /* NULL, or one of its holders: `possible` and `later` do not count what this one could free, and `reclaim` may
-     * unload another one whose requests all wait for memory. */
-    const void *asker;
+    const void *asker;    /* a reclaimer does not count what this one of its holders could free; NULL: counts all */
 } mp_shortage;
 
 /* Returns the bytes that are still lacking: fewer than before if memory has become free. Must not hold a lock. Call
@@ -110,9 +108,6 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 /* Asks the reclaimers, one after the other, until `bytes` are being freed. Returns how many bytes are being freed.
  * `whole`: a single reclaimer frees all of `bytes` if one can, else several do if together they can. */
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
-/* As mp_governor_reclaim for a request of the holder `asker` that no other memory can serve: a model whose requests all
- * wait for memory is unloaded, too. */
-uint64_t mp_governor_displace(mp_governor *governor, uint64_t bytes, const void *asker);
 /* True if `bytes` are free, or may become free: loads and evictions end, and models in use become idle. */
 bool mp_governor_may_free(mp_governor *governor, uint64_t bytes);
 

@@ -35,7 +35,7 @@ bool mp_policy_from_name(const char *name, mp_policy *policy); /* "shared", ... 
 const char *mp_policy_name(mp_policy policy);
 
 /* Service classes. Callers choose INTERACTIVE for requests of one input and BULK for others. Each class has its own
- * queue capacity, and bulk work gets a smaller share of the steps (fairness.c). */
+ * queue capacity, and bulk work gets a smaller share of the steps (serve.c). */
 enum { MP_SERVICE_INTERACTIVE, MP_SERVICE_BULK, MP_SERVICE_COUNT };
 
 typedef struct mp_chaos_rule { /* chances, 0 to 1, with a sum of at most 1; all 0 = off. See chaos.h */
@@ -235,8 +235,8 @@ typedef struct mp_submit_options {
  *   TIMEOUT           the deadline or the patience ended while the request waited for room or memory; or requests are
  *                     queued, and the predicted wait exceeds four times the time until the deadline
  *   MEMORY_EXHAUSTED  the request's bytes are not free
- *   CIRCUIT_OPEN      the breaker is open (faults.h)
- *   MODEL             the request is quarantined (faults.h)
+ *   CIRCUIT_OPEN      the breaker is open (breaker.h)
+ *   MODEL             the request is quarantined (quarantine.h)
  *   CANCELLED         `give_up` returned true
  *   SEND              the model was removed while the request waited, or has another revision than `options->revision`
  * and with the failure of the last load until its backoff has ended. */

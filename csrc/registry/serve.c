@@ -2,7 +2,14 @@
  *
  * One round takes requests from the queue, admits them to the engine, plans a step, leases compute threads, runs the
  * step and delivers its outcomes. The worker owns its active items and its engine, so plan and step run without a
- * lock. */
+ * lock.
+ *
+ * Fairness is weighted fair queueing over steps. plan() is offered the active items in this order: by priority, then
+ * by the service that their flow has received, then by the service that they have received within the flow. A flow is
+ * the work of one tenant in one service class, as in the queue. Bulk work is charged BULK_WEIGHT times the service it
+ * received. A new flow, and a new request of a flow, starts at virtual time: it counts as if it had received an equal
+ * share of every step so far. So tenants share the steps however many requests each has, one request with 10,000 texts
+ * shares them with small ones, and no request starves. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -16,6 +23,9 @@ static const uint64_t LOST_POLL_NS = 1000ull * 1000 * 1000;
 /* Step budget factor for a request that is alone: longer steps have less overhead, and still end soon after another
  * request arrives. */
 enum { ALONE_FACTOR = 4 };
+/* Bulk work is charged this multiple of the service it received, so that interactive work gets this multiple of the
+ * share of bulk work. */
+enum { BULK_WEIGHT = 4 };
 
 /* --- ending items --- */
 
@@ -281,6 +291,45 @@ static bool take_work(mp_worker *w) {
     return false;
 }
 
+/* A request was admitted. Raises the flow, if it was idle, to virtual time, and starts the request at the flow's clock:
+ * a flow or request has no claim on steps before it arrived. */
+static void enter_flow(mp_worker *w, mp_ticket *ticket) {
+    bool fresh;
+    int flow = mp_flows_enter(&w->flows, ticket->node.tenant, ticket->node.kind, &fresh);
+    bool was_idle = w->flows.slots[flow].users == 1;
+    if (fresh || (was_idle && w->flow_ns[flow] < w->virtual_ns))
+        w->flow_ns[flow] = w->virtual_ns;
+    ticket->flow = flow;
+    ticket->virtual_ns = w->clock_ns[flow];
+}
+
+/* Charges a step that was offered n items: every planned request is charged its share of the step's time. Virtual time
+ * advances by what each offered flow would get of the step, and the clock of a flow by what each of its requests would
+ * get of the flow's part, if all had equal shares. */
+static void serve_charge(mp_worker *w, int n, uint64_t took_ns) {
+    int requests[MP_WORKER_FLOWS] = {0};
+    uint64_t weights = 0;
+    for (int i = 0; i < n; i++) {
+        const mp_ticket *ticket = w->offered[i]->ticket;
+        if (requests[ticket->flow]++ == 0)
+            weights += ticket->item.service_class == MP_SERVICE_BULK ? 1 : BULK_WEIGHT;
+    }
+    w->virtual_ns += took_ns * BULK_WEIGHT / weights;
+    double amount = 0;
+    for (int i = 0; i < w->plan.count; i++)
+        amount += w->plan.amount[i];
+    for (int i = 0; i < w->plan.count; i++) {
+        mp_ticket *ticket = w->plan.items[i]->ticket;
+        int flow = ticket->flow;
+        double share = amount > 0 ? w->plan.amount[i] / amount : 1.0 / w->plan.count;
+        uint64_t had = (uint64_t)((double)took_ns * share);
+        w->clock_ns[flow] += had / (uint64_t)(requests[flow] ? requests[flow] : 1);
+        w->flow_ns[flow] += had * (ticket->item.service_class == MP_SERVICE_BULK ? BULK_WEIGHT : 1);
+        ticket->virtual_ns += had;
+        ticket->had_ns += had;
+    }
+}
+
 /* The engine has admitted the request. Its cost may be new: the model was not loaded when the request was queued. */
 static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_lock(&w->entry->lock);
@@ -296,15 +345,6 @@ static bool reclaim_from_others(mp_worker *w) {
     uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
     return mp_governor_reclaim(governor, limit / 16, false) > 0 || mp_governor_may_gain(governor, w->entry) ||
            mp_budget_gained(&w->entry->account); /* last: what the others have freed by now, they do not hold */
-}
-
-/* Memory was refused to the only active request, and no other memory will become free. Unloads a model whose requests
- * all wait for memory: otherwise they and this request would wait for each other. Returns false if there is none. */
-static bool displace_another(mp_worker *w) {
-    mp_governor *governor = w->entry->services->governor;
-    uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
-    return mp_governor_displace(governor, limit / 16, w->entry) > 0 ||
-           mp_governor_may_gain(governor, w->entry); /* the requests of another model have stopped waiting meanwhile */
 }
 
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
@@ -356,7 +396,7 @@ static void admit_fresh(mp_worker *w) {
             status = serve_admit(w, ticket, &error);
         if (status == MP_OK) {
             note_admitted(w, ticket);
-            mp_worker_enter_flow(w, ticket);
+            enter_flow(w, ticket);
             continue;
         }
         if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker may try the request once */
@@ -376,7 +416,7 @@ static void admit_fresh(mp_worker *w) {
         bool mine = w->active_count > w->fresh_count - i;
         bool others = mp_entry_running(entry) > w->fresh_count - i;
         mp_mutex_unlock(&entry->lock);
-        bool coming = !others && (reclaim_from_others(w) || displace_another(w));
+        bool coming = !others && reclaim_from_others(w);
         if (!others && !coming) {
             end_item(w, ticket, status, &error);
             continue;
@@ -392,6 +432,20 @@ static void admit_fresh(mp_worker *w) {
 
 /* --- steps --- */
 
+static bool comes_before(const mp_worker *w, const mp_item *a, const mp_item *b) {
+    if (a->priority != b->priority)
+        return a->priority < b->priority;
+    const mp_ticket *x = a->ticket, *y = b->ticket;
+    uint64_t a_had = w->flow_ns[x->flow], b_had = w->flow_ns[y->flow];
+    if (a_had != b_had)
+        return a_had < b_had;
+    a_had = x->virtual_ns;
+    b_had = y->virtual_ns;
+    if (a_had != b_had)
+        return a_had < b_had;
+    return a->sequence < b->sequence;
+}
+
 /* Sorts the active items by insertion: their order changes little between steps. Leaves out items that are cancelled or
  * not admitted. */
 static int order_items(mp_worker *w) {
@@ -402,7 +456,7 @@ static int order_items(mp_worker *w) {
         if (ticket->state != MP_TICKET_ADMITTED || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         int at = n++;
-        for (; at > 0 && mp_worker_prefers(w, item, w->order[at - 1]); at--)
+        for (; at > 0 && comes_before(w, item, w->order[at - 1]); at--)
             w->order[at] = w->order[at - 1];
         w->order[at] = item;
     }
@@ -504,19 +558,9 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     return dead;
 }
 
-/* Waits for the memory of a displaced model. The only active request keeps its own memory: if it gave that back, the
- * displaced model could be loaded again first, and neither would end. */
-static void wait_displaced(mp_worker *w) {
-    mp_entry *entry = w->entry;
-    mp_mutex_lock(&entry->lock);
-    if (!w->woken && w->state != MP_WORKER_DEAD)
-        mp_event_count_wait(&w->wake, &entry->lock, NULL, mp_sys_now_ns() + MP_MEMORY_POLL_NS);
-    mp_mutex_unlock(&entry->lock);
-}
-
 /* Frees memory for a request that found none in a step: first the engine's caches, once. After that, the youngest
  * request of the lowest priority is preempted and returns to the front of the queue. If no other request holds memory
- * and none is being freed, a model whose requests all wait is unloaded. If there is none, the waiting request fails. */
+ * and none is being freed, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
     if (serve_trim(w))
@@ -530,12 +574,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
             (ticket->item.priority == victim->item.priority && ticket->item.sequence > victim->item.sequence))
             victim = ticket;
     }
-    bool alone = w->active_count == 1;
-    if (alone && mp_sys_now_ns() < w->retry_ns) {
-        wait_displaced(w);
-        return;
-    }
-    bool coming = alone && reclaim_from_others(w);
+    bool alone = w->active_count == 1, coming = alone && reclaim_from_others(w);
     mp_mutex_lock(&entry->lock);
     bool others = mp_entry_running(entry) > w->active_count, waits = !alone || coming || others;
     if (waits)
@@ -543,10 +582,6 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_mutex_unlock(&entry->lock);
     if (waits) {
         serve_preempt(w, victim, MP_METRIC_preemptions);
-        return;
-    }
-    if (displace_another(w)) {
-        w->retry_ns = mp_sys_now_ns() + MP_BACKOFF_FIRST_NS;
         return;
     }
     mp_error error;
@@ -565,7 +600,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
         mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
     bool shortage = error.code == MP_MEMORY_EXHAUSTED;
-    bool coming = shortage && (w->engine->ops->trim(w->engine) || reclaim_from_others(w) || displace_another(w));
+    bool coming = shortage && (w->engine->ops->trim(w->engine) || reclaim_from_others(w));
     mp_mutex_lock(&entry->lock);
     bool again = shortage ? mp_faults_shortage(entry, ticket, coming)
                           : mp_faults_step(entry, ticket, error.code, alone, w->engine->external_kill, step);
@@ -727,7 +762,7 @@ static bool serve_step(mp_worker *w) {
     mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
     serve_count_work(w);
-    mp_worker_charge(w, n, took_ns);
+    serve_charge(w, n, took_ns);
     if (w->resident->model->ops->healthy(w->resident->model))
         deliver_outcomes(w);
     else

@@ -75,16 +75,6 @@ static uint64_t upkeep_trim(mp_entry **entries, int count, uint64_t bytes) {
     return asked;
 }
 
-/* Unloads a model whose requests all wait for memory, so that a request of the entry `asker` can continue. Returns its
- * bytes; 0: there is none. */
-static uint64_t upkeep_displace(mp_entry **entries, int count, const void *asker) {
-    uint64_t bytes = 0;
-    for (int i = 0; i < count && !bytes; i++)
-        if (entries[i] != asker)
-            bytes = mp_entry_displace(entries[i]);
-    return bytes;
-}
-
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole) {
     uint64_t coming = 0, evicted = 0; /* bytes of the models that this call has evicted */
     /* Other threads may evict too, so each pass surveys all entries again. */
@@ -108,7 +98,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
         if (mp_entry_evict_idle(all.best))
             evicted += all.best_value.bytes;
     }
-    return coming || !shortage->asker ? coming : upkeep_displace(entries, count, shortage->asker);
+    return coming;
 }
 
 uint64_t mp_upkeep_possible(mp_entry **entries, int count, const void *asker) {

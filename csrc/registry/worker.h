@@ -125,9 +125,7 @@ typedef struct mp_worker {
     uint64_t flow_ns[MP_WORKER_FLOWS];  /* by slot: weighted service of the flow */
     uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: service of a request that gets an equal share of its flow */
     bool suspects_next;                 /* the last step left a suspect out */
-    /* When to admit again after memory was refused, or to give up waiting for a displaced model; 0 = not before a
-     * request leaves. */
-    uint64_t retry_ns;
+    uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     uint64_t improve_ns; /* time of the next optional work; 0 = not planned; MP_FOREVER = not before a request */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
     bool unwanted;       /* no request needs its load any more */
@@ -147,12 +145,6 @@ bool mp_worker_lease(mp_worker *worker, int want);
 void mp_worker_return_threads(mp_worker *worker);
 /* Records whether the worker has work: only workers with work count when the CPUs are shared. */
 void mp_worker_set_runnable(mp_worker *worker, bool runnable);
-
-/* For the worker's thread (fairness.c). mp_worker_enter_flow: a request was admitted. mp_worker_charge: a step that was
- * offered n items took this long. mp_worker_prefers: true if item `a` is to be offered before `b`. */
-void mp_worker_enter_flow(mp_worker *worker, mp_ticket *ticket);
-void mp_worker_charge(mp_worker *worker, int n, uint64_t took_ns);
-bool mp_worker_prefers(const mp_worker *worker, const mp_item *a, const mp_item *b);
 
 /* For the worker's thread; must hold the lock. Returns the time at which the idle worker must call mp_worker_improve
  * (improve.c); 0 = not before the next request. Postpones that time while requests are queued, workers compute or

@@ -22,13 +22,12 @@ const char *const sim_keys[KEYS] = {"a", "b", "c", "d", "e"};
 static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
     (void)arg;
     bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
-    /* While memory is short, an idle worker may wait for memory, and checks again soon. A model that was unloaded to
-     * let a request of another model end has a backoff, and so has one whose worker died. */
+    /* While memory is short, an idle worker may wait for memory, and checks again soon. The death of a worker starts a
+     * backoff. */
     bool tight = w.kind->memory || w.tight || w.refused_memory || w.gathers;
     bool improves = fakes.improving > 0; /* an idle worker ends its slice first */
     bool no_worker = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
-    bool backoff = tight || w.stalls || w.crashes || w.killed;
-    if (info->queued > 0 && ((idle && !tight && !improves) || (no_worker && !backoff)))
+    if (info->queued > 0 && ((idle && !tight && !improves) || (no_worker && !w.stalls && !w.crashes && !w.killed)))
         sim_fail("%d requests wait for %s, which is %s, and every thread sleeps", info->queued, info->key, info->state);
     if (w.kind->special == &sim_balance && info->queued > 0 && info->busy < info->workers && !improves)
         sim_fail("%d requests wait for %s, and %d of its %d workers are idle", info->queued, info->key,

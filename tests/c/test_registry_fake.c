@@ -49,15 +49,14 @@ static bool take(fake_engine *engine, int memory) {
 /* Takes the growth of a step. */
 static bool grow(fake_engine *engine, fake_state *state, int memory) {
     mp_guard *other_load = engine->fake->other_load;
-    if (!other_load && !engine->fake->charges) {
+    if (!other_load) {
         if (!take(engine, memory))
             return false;
         state->memory += memory;
         return true;
     }
     if (!mp_budget_take(engine->budget, (uint64_t)memory)) {
-        if (other_load)
-            mp_guard_release(other_load);
+        mp_guard_release(other_load);
         return false;
     }
     state->charged += (uint64_t)memory;

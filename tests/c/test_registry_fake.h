@@ -24,8 +24,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic uint32_t step_units; /* units per item and step; 0 = all */
     _Atomic int plan_items;      /* items per step; 0 = all */
     _Atomic int memory;          /* limit of the memory of all admitted items; 0 = no limit */
-    bool charges;                /* growth per step is charged to the budget */
-    mp_guard *other_load;        /* not NULL: as `charges`, and this guard is released when that fails */
+    mp_guard *other_load;        /* not NULL: growth per step is charged, and this guard is released when that fails */
     _Atomic bool unhealthy;
     uint64_t model_bytes, engine_bytes; /* charged to the budget */
     _Atomic uint64_t held_bytes;        /* size that engines report, halved by trim; 0 = engine_bytes */

@@ -56,40 +56,6 @@ MP_TEST(registry_memory_of_outputs_is_charged) {
     fake_end(registry);
 }
 
-/* The requests of two models grow in their steps, and memory is enough for either, but not beside the other model. One
- * model is unloaded until the other one's request has ended; no request is refused. */
-MP_TEST(registry_memory_of_two_models_that_grow_goes_to_one_after_the_other) {
-    enum { LIMIT = 1000000, MODEL = 300000, GROWTH = 400000 };
-    static const char *const keys[] = {"a", "b"};
-    fake fakes[2];
-    mp_ticket *tickets[2];
-    mp_error error;
-    mp_registry *registry = fake_registry(2, LIMIT);
-    for (int i = 0; i < 2; i++) {
-        fake_init(&fakes[i]);
-        fakes[i].model_bytes = MODEL;
-        fakes[i].charges = true;
-        fake_add(registry, keys[i], &fakes[i], false);
-        MP_CHECK_OK(mp_registry_load(registry, keys[i], false, fake_in_ms(10000), &error), &error);
-    }
-    for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < 2; i++) {
-            fake_call *call = fake_call_create(1);
-            call->memory_a_step = GROWTH;
-            atomic_store(&fakes[i].hold, true);
-            tickets[i] = fake_submit(registry, keys[i], call, NULL);
-            fake_until(&fakes[i].in_steps, 1);
-        }
-        for (int i = 0; i < 2; i++)
-            atomic_store(&fakes[i].hold, false);
-        for (int i = 0; i < 2; i++)
-            MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-        for (int i = 0; i < 2; i++)
-            MP_CHECK_OK(mp_registry_load(registry, keys[i], false, fake_in_ms(10000), &error), &error);
-    }
-    fake_end(registry);
-}
-
 /* A request that can never fit causes no reclaim. A request that lacks little memory causes the trim of one cache. */
 MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     enum { MODELS = 3, LIMIT = 1000000 };
