@@ -397,9 +397,16 @@ MP_TEST(workers_serve_every_capability) {
 
 /* --- a queue that closes while a caller waits for room --- */
 
+static bool count_polls(void *polls) { /* a waiting caller is asked whether it gives up */
+    atomic_fetch_add((_Atomic int *)polls, 1);
+    return false;
+}
+
+static _Atomic int polls;
+
 static void submit_and_keep(void *arg) {
     herd *herd = arg;
-    mp_submit_options options = {.priority = 2};
+    mp_submit_options options = {.priority = 2, .give_up = count_polls, .give_up_arg = &polls};
     mp_ticket *ticket = NULL;
     mp_error error;
     mp_status status =
@@ -421,10 +428,11 @@ MP_TEST(workers_removed_model_closes_its_queue) {
     mp_ticket *queued = fake_submit(registry, "a", fake_call_create(1), NULL);
     herd herd = {.registry = registry, .key = "a"};
     atomic_store(&herd.other, -1);
+    atomic_store(&polls, 0);
     mp_thread thread;
     mp_error error;
     MP_CHECK_OK(mp_thread_start(&thread, "caller", submit_and_keep, &herd, &error), &error);
-    mp_sys_sleep_ns(FAKE_MS(20)); /* the caller waits for room in the queue */
+    fake_until(&polls, 1); /* the caller waits for room in the queue */
     MP_CHECK_INT(herd.other, -1);
     MP_CHECK_STATUS(mp_registry_remove(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
     mp_thread_join(&thread);

@@ -56,9 +56,8 @@ def test_reading_metadata_loads_no_torch(llama: Path, tmp_path: Path) -> None:
 
 #: Modules that a first token does without: each took at least a millisecond of it.
 NOT_FOR_A_TOKEN = (
-    "asyncio", "bz2", "decimal", "fractions", "html", "ipaddress", "lzma", "pathlib", "random", "secrets",
-    "shutil", "statistics", "subprocess", "tempfile", "urllib", "uuid", "jinja2", "llguidance",
-    "huggingface_hub", "PIL",
+    "asyncio", "bz2", "decimal", "fractions", "html", "lzma", "random", "secrets", "shutil", "statistics",
+    "subprocess", "tempfile", "uuid", "jinja2", "llguidance", "huggingface_hub", "PIL",
     "mpool.host.child_processes", "mpool.conversation.grammar", "mpool.conversation.tools", "mpool.debug.show",
     "mpool.images", "mpool.models.formats.hf_parts", "mpool.models.formats.pipeline_tensors",
     "mpool.models.formats.scoring", "mpool.models.formats.vision_gguf", "mpool.tokenizers.isolated")

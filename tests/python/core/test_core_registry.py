@@ -322,7 +322,9 @@ def test_a_ticket_keeps_its_registry_alive(folders: tuple[Path, Path]) -> None:
         spec.set(name, value)
     for tensor in description.spec.tensors:
         spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
-    table._set_tokens(spec, description)
+    tokens = table.files.token_table()
+    spec.set_tokens(tokens.data, np.ascontiguousarray(tokens.offsets, dtype=np.int64), tokens.control,
+                    sorted(tokens.eog))
     registry.add("own", spec)
     ticket = registry.submit_text("own", PROMPT, **{**SAMPLING, "max_tokens": 5})
     del registry, spec

@@ -56,7 +56,7 @@ def test_sparse_encoders(pool: mpool.Pool, tmp_path: Path, kind: str, strategy: 
     folder = str(save(reference, tmp_path / "sparse"))
     same_sparse(pool.embed_sparse(TEXTS, folder, compute="float32"), reference.encode(TEXTS).to_dense().numpy())
     most = pool.embed_sparse(TEXTS, folder, compute="float32", max_active=5)
-    same_sparse(most, reference.encode(TEXTS, max_active=5).to_dense().numpy())
+    same_sparse(most, reference.encode(TEXTS, max_active_dims=5).to_dense().numpy())
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "mpnet", "distilbert", "electra"])
