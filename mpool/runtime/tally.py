@@ -38,6 +38,16 @@ class Tally:
             prompt, completion = prompt + used[0], completion + used[1]
         return prompt, completion
 
+    def first_token(self, since: float) -> float | None:
+        """Return the seconds from ``since``, a time of ``time.monotonic()``, to the first token of a completion; None:
+        there was none."""
+        found = []
+        for ticket in self.tickets:
+            _, tokens, _, queued, prompt, _ = ticket.usage()
+            if tokens:
+                found.append(ticket.times()[0] + queued + prompt - since)
+        return max(0.0, min(found)) if found else None
+
 
 #: The tally of the context, or None.
 current: ContextVar[Tally | None] = ContextVar("mpool.tally", default=None)

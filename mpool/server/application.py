@@ -73,6 +73,7 @@ class Routes:
     """
 
     def __init__(self, operations: tuple[Operation, ...], state: State) -> None:
+        self._state = state
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
         for operation in operations:
             methods = self._endpoints.setdefault(operation.path, {})
@@ -95,7 +96,9 @@ class Routes:
         if endpoint is not None:
             await endpoint(scope, receive, send)
             return
-        response = refusal_response(Refusal("not_found" if methods is None else "method_not_allowed"), scope)
+        refusal = Refusal("not_found" if methods is None else "method_not_allowed")
+        self._state.refused(refusal, scope)
+        response = refusal_response(refusal, scope)
         if methods is not None:
             response.headers["allow"] = ", ".join(methods)
         await response(scope, receive, send)
@@ -220,7 +223,7 @@ def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS,
         operations: Routes.
         shutdown: Coroutine function for the lifespan event ``shutdown``.
     """
-    return Application(guarded(Routes(operations, state), state), shutdown, state.series.start)
+    return Application(guarded(Routes(operations, state), state), shutdown, state.begin)
 
 
 def guarded(app: App, gate: GuardState) -> App:

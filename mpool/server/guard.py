@@ -114,6 +114,9 @@ class GuardState(Protocol):
     def stopping(self) -> bool:
         """True if the server accepts no further requests."""
 
+    def refused(self, refusal: Refusal, scope: Scope) -> None:
+        """Called for every request that a guard refuses."""
+
 
 @functools.lru_cache(maxsize=64)
 def _hosts_of_port(settings: Settings, port: int) -> frozenset[str]:
@@ -213,6 +216,8 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         refusal = self._refusal(scope)
+        if refusal is not None:
+            self.gate.refused(refusal, scope)
         await (self.app if refusal is None else refusal_response(refusal, scope))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:

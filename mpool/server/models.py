@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import sys
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from ..models import ModelDescription
     from ..models.spec import EmbeddingSettings
     from ..pool import Pool
+    from .ollama_models import Download
 
 _NAME = re.compile(r"(?!.*(?:\.\.|//|/$))[A-Za-z0-9][A-Za-z0-9._:+/-]{0,127}")
 #: Maximum number of aliases, and of adapters that an error message names.
@@ -121,7 +121,7 @@ class Models:
         self._served: dict[str, ServedModel] = {}
         self._aliases: dict[str, ServedModel] = {}
         self._alias_bytes: dict[str, int] = {}
-        self.downloads: dict[str, asyncio.Future[None]] = {}
+        self.downloads: dict[str, Download] = {}
         given = read_refs(refs)  # before files are read or downloaded
         self._given = tuple(given)
         split = [split_adapter(one, self._given) for one in adapters]
@@ -210,12 +210,11 @@ class Models:
             Refusal: The name is unknown, the model has no adapter of this name, or the files of the model are not on
                 this machine.
         """
-        for candidate in (name, name.removesuffix(":latest")):
-            found = self._named(candidate) or self._adapted(candidate)
-            if found is not None:
-                if not found.model.is_current():
-                    await native_calls.REQUESTS.arun(self.pool.get, found.model.key)
-                return found
+        found = self.known(name)
+        if found is not None:
+            if not found.model.is_current():
+                await native_calls.REQUESTS.arun(self.pool.get, found.model.key)
+            return found
         name = name.removesuffix(":latest")
 
         row = load_catalogue().get(name) if self.catalogue else None
@@ -225,6 +224,14 @@ class Models:
         if not await native_calls.REQUESTS.arun(is_cached, name):
             raise Refusal("model_not_found", f"{name} is in the catalogue: POST /api/pull downloads it.", "model")
         return self._served.get(name) or self._served.setdefault(name, self._served_model(name, self.pool.get(name)))
+
+    def known(self, name: str) -> ServedModel | None:
+        """Return the model with a name, as :meth:`find`; None: no model that was used or given has it."""
+        for candidate in (name, name.removesuffix(":latest")):
+            found = self._named(candidate) or self._adapted(candidate)
+            if found is not None:
+                return found
+        return None
 
     def _named(self, name: str) -> ServedModel | None:
         return self._served.get(name) or self._aliases.get(name)

@@ -169,6 +169,9 @@ class Context:
         raised: BaseException | None = error
         while raised is not None:
             raised.__traceback__, raised = None, raised.__cause__ or raised.__context__
+        if refusal.code != "cancelled":
+            running = self.state.running.get(self.id)
+            self.state.refused(refusal, self.scope, None if running is None else running.model)
         return refusal
 
     async def model(self, name: str) -> ServedModel:

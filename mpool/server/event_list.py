@@ -1,0 +1,194 @@
+"""What happened on a server: loads, unloads, deaths of workers, downloads and refused requests, in bounded memory.
+
+Refusals have a list of their own: clients choose how many there are, and must not drive out the death of a worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from .. import errors
+from ..errors import sentence
+from ..runtime.history import NAME
+from ..runtime.logs import pool_log
+from ..stores import STORES
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+    from ..runtime.events import PoolEvent
+    from .errors import Refusal
+    from .series import Series
+
+Kind = Literal["load", "load_failed", "unload", "death", "download", "download_failed", "refusal"]
+#: Maximum number of refusals, and of other events.
+KEPT = (STORES["events"].entries or 0) // 2
+#: Maximum length of a reason, and of a path.
+_REASON, _PATH = 300, 128
+#: Seconds after which a model counts as idle that was found idle by the last sample.
+_SAMPLE = 2.0
+#: The core's record of a death; the records are drained before the events.
+_DEATH = re.compile(r"Worker (\d+) for .*; cause: (.*)", re.DOTALL)
+#: Name of an error -> what it means: the first sentence of the class's documentation.
+_MEANINGS = {found.name: (found.__doc__ or "").split("\n")[0] for found in vars(errors).values()
+             if isinstance(found, type) and issubclass(found, errors.MpoolError)}
+
+
+class _Causes(logging.Handler):
+    """The causes of the last deaths of workers, which the core states in its log and not in its events."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.by_worker: dict[int, str] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the cause if the record states one."""
+        found = _DEATH.match(record.getMessage())
+        if found is not None:
+            if len(self.by_worker) >= KEPT:
+                del self.by_worker[next(iter(self.by_worker))]
+            self.by_worker[int(found[1])] = sentence(found[2])
+
+
+#: For all servers of the process: the numbers of workers are unique in it.
+_causes = _Causes()
+
+
+class ServerEvent(Struct):
+    """An event.
+
+    ``time``: seconds since 1970 at which it happened last. ``kind``: ``load``, ``load_failed``, ``unload``, ``death``
+    (of a worker), ``download``, ``download_failed``, or ``refusal`` (of a request). ``code``: name or code of the
+    error. ``reason``: why, as text for people. ``seconds``: duration of a load. ``worker``: number of the worker.
+    ``path``, ``client``: of a refused request. ``count``: number of equal refusals that followed each other.
+    """
+
+    time: float
+    kind: Kind
+    model: str | None
+    reason: str
+    code: str | None = None
+    seconds: float | None = None
+    worker: int | None = None
+    path: str | None = None
+    client: str | None = None
+    count: int = 1
+
+
+class EventList:
+    """The last events of a server. Thread-safe.
+
+    Args:
+        pool: Pool whose models and workers are watched.
+        series: History of the pool, whose last sample tells how long a model was idle.
+    """
+
+    def __init__(self, pool: Pool, series: Series) -> None:
+        self._pool, self._series = pool, series
+        self._lock = threading.Lock()
+        self._events: deque[ServerEvent] = deque(maxlen=KEPT)
+        self._refusals: deque[ServerEvent] = deque(maxlen=KEPT)
+        self._workers: dict[str, set[int]] = {}  # core key -> workers that serve it
+        self._asked: set[str] = set()  # core keys that a client unloads
+        self._started = False
+
+    def start(self) -> None:
+        """Watch the pool. Idempotent."""
+        if self._started or self._pool.closed:
+            return
+        self._started = True
+        pool_log.addHandler(_causes)  # idempotent
+        for kind, handler in (("ready", self._ready), ("evict", self._evicted), ("fail", self._failed)):
+            self._pool.on(kind, handler)  # type: ignore[arg-type]
+        for pong in self._pool.ping():
+            self._workers.setdefault(pong.model, set()).add(pong.worker_id)
+
+    # ---- what clients do ---------------------------------------------------------------------------------------------
+
+    def refused(self, refusal: Refusal, path: str, client: str | None, model: str | None = None) -> None:
+        """Add a refused or failed request."""
+        found = ServerEvent(time.time(), "refusal", model[:NAME] if model else None, refusal.message[:_REASON],
+                            refusal.code, path=path[:_PATH], client=client)
+        with self._lock:
+            if self._refusals:
+                last = self._refusals[-1]
+                if (last.code, last.model, last.path, last.client, last.reason) == \
+                        (found.code, found.model, found.path, found.client, found.reason):
+                    found.count = self._refusals.pop().count + 1
+            self._refusals.append(found)
+
+    def unloading(self, keys: Iterable[str]) -> None:
+        """Note that a client unloads a model, which is then the reason of the event."""
+        with self._lock:
+            self._asked.update(key for key in keys if self._workers.get(key))
+
+    def add(self, kind: Kind, model: str, reason: str, code: str | None = None, seconds: float | None = None,
+            worker: int | None = None) -> None:
+        """Add an event of a model."""
+        with self._lock:
+            self._events.append(ServerEvent(time.time(), kind, model[:NAME], reason[:_REASON], code, seconds, worker))
+
+    # ---- what the pool does: on the thread that drains its events ----------------------------------------------------
+
+    def _ready(self, event: PoolEvent) -> None:
+        workers = self._workers.setdefault(event.model, set())
+        first = not workers
+        workers.add(event.worker_id or 0)
+        if first:
+            row = next((row for row in self._pool.registry.entries() if row["key"] == event.model), None)
+            self.add("load", event.model, "", seconds=row["load_seconds"] if row is not None else None)
+
+    def _evicted(self, event: PoolEvent) -> None:
+        workers = self._workers.setdefault(event.model, set())
+        workers.discard(event.worker_id or 0)
+        if not workers:  # others keep serving if a single worker was stopped because it was idle
+            self._unloaded(event.model)
+
+    def _unloaded(self, key: str) -> None:
+        with self._lock:
+            asked = key in self._asked
+            self._asked.discard(key)
+        row = self._series.rows.get(key)
+        if self._pool.closed:
+            reason = "The server is shutting down."
+        elif asked:
+            reason = "A client asked for it."
+        elif row is not None and row["idle_seconds"] + _SAMPLE >= row["keep_alive"]:
+            reason = f"It was idle for {row['keep_alive']:,.0f} s, its keep-alive."
+        else:
+            reason = "To make room for other models."
+        self.add("unload", key, reason)
+
+    def _failed(self, event: PoolEvent) -> None:
+        workers = self._workers.setdefault(event.model, set())
+        served = event.worker_id in workers
+        workers.discard(event.worker_id or 0)
+        cause = _causes.by_worker.pop(event.worker_id or 0, None) if served else None
+        self.add("death" if served else "load_failed", event.model, cause or _MEANINGS.get(event.status, ""),
+                 event.status, worker=event.worker_id)
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def latest(self) -> list[ServerEvent]:
+        """Return all events, the latest first."""
+        with self._lock:
+            return sorted((*self._events, *self._refusals), key=lambda one: one.time, reverse=True)
+
+    def deaths(self) -> Mapping[str, list[ServerEvent]]:
+        """Return the deaths of workers and failed loads of each model, the latest first."""
+        found: dict[str, list[ServerEvent]] = {}
+        with self._lock:
+            for event in reversed(self._events):
+                if event.kind in ("death", "load_failed"):
+                    found.setdefault(event.model or "", []).append(event)
+        return found
+
+
+__all__ = ["KEPT", "EventList", "ServerEvent"]
