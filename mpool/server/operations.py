@@ -169,7 +169,7 @@ class Context:
         raised: BaseException | None = error
         while raised is not None:
             raised.__traceback__, raised = None, raised.__cause__ or raised.__context__
-        if refusal.code != "cancelled":
+        if refusal.code not in ("cancelled", "download_failed"):  # a failed download has an event of its own
             running = self.state.running.get(self.id)
             self.state.refused(refusal, self.scope, None if running is None else running.model)
         return refusal

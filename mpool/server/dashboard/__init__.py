@@ -40,8 +40,8 @@ from .snapshot import Snapshot, snapshot
 if TYPE_CHECKING:
     from ..models import ServedModel
 
-_SCRIPTS = ("page", "conversation", "dom", "formats", "hints", "markdown", "models", "playground", "plots", "requests",
-            "results", "series", "snippets", "tabs")
+_SCRIPTS = ("page", "conversation", "dom", "events", "formats", "hints", "markdown", "models", "playground", "plots",
+            "requests", "results", "series", "snippets", "tabs")
 #: Path -> (file, media type).
 FILES = {"/": ("page.html", "text/html"), "/dashboard/page.css": ("page.css", "text/css"),
          **{f"/dashboard/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS}}
