@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
@@ -142,8 +142,13 @@ class EventList:
         first = not workers
         workers.add(event.worker_id or 0)
         if first:
-            row = next((row for row in self._pool.registry.entries() if row["key"] == event.model), None)
+            row = self._row(event.model)
             self.add("load", event.model, "", seconds=row["load_seconds"] if row is not None else None)
+
+    def _row(self, key: str) -> dict[str, Any] | None:
+        if self._pool.closed:
+            return None
+        return next((row for row in self._pool.registry.entries() if row["key"] == key), None)
 
     def _evicted(self, event: PoolEvent) -> None:
         workers = self._workers.setdefault(event.model, set())
@@ -155,12 +160,13 @@ class EventList:
         with self._lock:
             asked = key in self._asked
             self._asked.discard(key)
-        row = self._series.rows.get(key)
+        sample = self._series.rows.get(key, {"idle_seconds": 0.0})
+        row = self._row(key)
         if self._pool.closed:
             reason = "The server is shutting down."
         elif asked:
             reason = "A client asked for it."
-        elif row is not None and row["idle_seconds"] + _SAMPLE >= row["keep_alive"]:
+        elif row is not None and sample["idle_seconds"] + _SAMPLE >= row["keep_alive"]:
             reason = f"It was idle for {row['keep_alive']:,.0f} s, its keep-alive."
         else:
             reason = "To make room for other models."

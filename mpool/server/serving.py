@@ -110,6 +110,7 @@ class Serving:
         self._socket = listen(settings)  # before files are read or downloaded
         try:
             self.state = State(settings, pool, models, catalogue, compute, adapters)
+            self.state.events.start()  # before models are loaded
         except BaseException:
             self._socket.close()
             raise

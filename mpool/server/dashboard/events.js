@@ -24,8 +24,9 @@ function create(event) {
 function show() {
   const kind = byId("event-kind").value;
   const fits = found.events.filter((event) => !kind || (event.kind === "refusal") === (kind === "refusal"));
-  keyed(byId("events"), fits.slice(0, most), (event) => `${event.time} ${event.kind} ${event.model ?? event.path} ${event.worker} ${event.code}`,
-    create, () => {}, () => make("li", { class: "soft" }, "None since the server was started"));
+  const key = (event) => [event.time, event.kind, event.model ?? event.path, event.worker, event.code].join(" ");
+  keyed(byId("events"), fits.slice(0, most), key, create, () => {},
+    () => make("li", { class: "soft" }, "None since the server was started"));
   byId("events-more").hidden = fits.length <= most;
 }
 

@@ -16,7 +16,8 @@ const HINTS = {
   threads: "Threads that compute; by default as many as the process has CPUs. All models share them.",
   first: "Time from a request to the first token of its completion: the median of the last 50 completions.",
   capability: "Of all models with this capability. Latency and first token are those of its slowest model.",
-  needed: "Estimate for the model with one worker. \u201cUnloads others\u201d: more than is free now, but idle models make room.",
+  needed: "Estimate for the model with one worker. \u201cUnloads others\u201d: more than is free now, but idle models"
+    + " make room.",
   caches: "Weights, which are in memory once for all workers, and working memory of the workers, for example the KV"
     + " cache: what a language model keeps of a conversation.",
   idle: "Time since the last request, and the time after which the idle model is unloaded.",

@@ -1,7 +1,7 @@
-// The tab "Models": every model that can be served. Those in memory are cards with their workers; the others are rows of
-// two tables, those on this machine and those of the catalogue.
+// The tab "Models": every model that can be served. Those in memory are cards with their workers; the others are rows
+// of two tables, those on this machine and those of the catalogue.
 import { button, byId, json, keyed, make, setBadge, setText } from "./dom.js";
-import { CAPABILITY, bytes, clock, rate, span, whole } from "./formats.js";
+import { CAPABILITY, IMAGES, bytes, clock, rate, span, whole } from "./formats.js";
 import { term } from "./hints.js";
 import { Plot } from "./plots.js";
 import { onTab, tab } from "./tabs.js";
@@ -10,7 +10,6 @@ const REFRESH_MS = 5000, PULLING_MS = 1000, STEP = 25;
 // State -> colour.
 const KIND = { ready: "good", busy: "good", idle: "good", processing: "good", loading: "warn", spawning: "warn",
   evicting: "warn", failed: "bad", dead: "bad" };
-const IMAGES = ["text_to_image", "image_embedding"];
 
 let servable = { models: [], pull_refusal: null }, state = null, live = null;
 let timer = null, asked = -Infinity, most = STEP;
@@ -55,7 +54,8 @@ const FACTS = [
   ["First token", "first", (part) => GENERATING.includes(part.capability) ? span(part.first_token) : null],
   ["Latency p50 / p99", "latency", (part) => part.p50 === null ? "–" : `${span(part.p50)} / ${span(part.p99)}`],
   ["Requests", null, (part) => whole(part.calls) + (part.errors ? ` (${whole(part.errors)} failed)` : "")],
-  ["In flight", "queue", (part) => `${part.running} running, ${part.queued}${part.queued ? ` of ${part.queue_capacity}` : ""} waiting`],
+  ["Running / waiting", "queue", (part) => `${whole(part.running)} / ${whole(part.queued)}`
+    + (part.queued ? ` of ${whole(part.queue_capacity)}` : "")],
   ["Idle", "idle", (part) => part.state !== "ready" ? "–" : span(Math.round(part.idle_seconds))
     + (part.pinned || part.keep_alive === null ? "" : ` of ${span(part.keep_alive)}`)],
 ];
@@ -150,8 +150,8 @@ function fit(needed) {
 }
 
 function needs(model) {
-  return make("td", { "data-label": "Memory needed", class: "number" }, model.needed === null ? "–" : bytes(model.needed),
-    " ", make("span", { class: "badge" }));
+  return make("td", { "data-label": "Memory needed", class: "number" },
+    model.needed === null ? "–" : bytes(model.needed), " ", make("span", { class: "badge" }));
 }
 
 const nameOf = (model) => make("th", { scope: "row", class: "name" }, make("span", {}, model.name,
@@ -159,16 +159,19 @@ const nameOf = (model) => make("th", { scope: "row", class: "name" }, make("span
 const tasksOf = (model) => model.capabilities.map((name) => CAPABILITY[name] ?? name).join(", ");
 
 function createRow(model) {
-  const action = make("td", { class: "action" }, button(model.local ? "Load" : "Pull", (made) => made.ariaDisabled !== "true"
-    && (model.local ? load : pull)(model.name), { class: "small" }),
-  make("progress", { "aria-label": `Download of ${model.name}` }), make("small"), make("p", { class: "notes", role: "status" }));
-  const row = make("tr", {}, nameOf(model), cell("Task", tasksOf(model)), ...model.local ? [cell("Quantisation", model.quantisation),
-    cell("Context", model.context && whole(model.context), "number")] : [], cell("Parameters", model.parameters, "number"),
-  cell(model.local ? "Files" : "Download", model.files && bytes(model.files), "number"), needs(model),
-  ...model.local ? [] : [cell("Licence", model.license)], action);
-  row.parts = { fit: row.querySelector(".badge"), press: action.children[0], bar: action.children[1], done: action.children[2],
-    notes: action.children[3] };
-  row.parts.press.setAttribute("aria-label", `${model.local ? "Load" : "Pull"} ${model.name}`);
+  const press = button(model.local ? "Load" : "Pull", (made) => made.ariaDisabled !== "true"
+    && (model.local ? load : pull)(model.name), { class: "small" });
+  const bar = make("progress", { "aria-label": `Download of ${model.name}` }), done = make("small");
+  const notes = make("p", { class: "notes", role: "status" });
+  const row = make("tr", {}, nameOf(model), cell("Task", tasksOf(model)),
+    ...model.local ? [cell("Quantisation", model.quantisation),
+      cell("Context", model.context && whole(model.context), "number")] : [],
+    cell("Parameters", model.parameters, "number"),
+    cell(model.local ? "Files" : "Download", model.files && bytes(model.files), "number"), needs(model),
+    ...model.local ? [] : [cell("Licence", model.license)],
+    make("td", { class: "action" }, press, bar, done, notes));
+  row.parts = { fit: row.querySelector(".badge"), press, bar, done, notes };
+  press.setAttribute("aria-label", `${model.local ? "Load" : "Pull"} ${model.name}`);
   return row;
 }
 

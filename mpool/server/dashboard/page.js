@@ -1,6 +1,6 @@
 // Fetches the state of the pool and its history while the page is visible, and shows the tab "Overview".
 import { button, byId, json, keyed, make, setBadge, setText } from "./dom.js";
-import { CAPABILITY, bytes, rate, short, span, whole } from "./formats.js";
+import { CAPABILITY, IMAGES, bytes, rate, short, span, whole } from "./formats.js";
 import "./events.js";
 import { term } from "./hints.js";
 import { showModels } from "./models.js";
@@ -49,7 +49,8 @@ async function refreshSeries() {
 // The plots show all models, or the one that is chosen while the history has it.
 function showPlots() {
   const choice = byId("plots-of"), names = [...range.models.keys()].sort();
-  keyed(choice, ["", ...names], (name) => name, (name) => make("option", { value: name }, name || "all models"), () => {});
+  keyed(choice, ["", ...names], (name) => name, (name) => make("option", { value: name }, name || "all models"),
+    () => {});
   const values = range.models.get(choice.value);
   for (const plot of PLOTS) plot.show(values ?? range.pool, range);
 }
@@ -81,7 +82,8 @@ const KINDS = { weights: "weights", kv: "KV cache", scratch: "working memory", r
 function showMemory(memory) {
   setBadge(byId("pressure"), memory.pressure, { low: "good", normal: "good", high: "warn" }[memory.pressure] ?? "bad");
   const rest = memory.used - Object.values(memory.by_kind).reduce((sum, count) => sum + count, 0);
-  const kinds = [...Object.entries(memory.by_kind), ["workers", Math.max(0, rest)]].filter(([, count]) => count > 0).sort((one, other) => other[1] - one[1]);
+  const kinds = [...Object.entries(memory.by_kind), ["workers", rest]].filter(([, count]) => count > 0)
+    .sort((one, other) => other[1] - one[1]);
   keyed(byId("kinds"), kinds, ([kind]) => kind, ([kind]) => make("span", { class: `kind-${kind}` }),
     (element, [, count]) => { element.style.width = `${100 * count / memory.limit}%`; }, () => make("span"));
   keyed(byId("kind-names"), [...kinds, ["free", memory.available]], ([kind]) => kind,
@@ -100,12 +102,12 @@ function showRoom(memory) {
 const ofSlowest = (models, value) => models.reduce((most, model) => Math.max(most, value(model) ?? 0), 0) || null;
 
 function showPool(card, [pool, models]) {
-  const images = ["text_to_image", "image_embedding"].includes(pool.capability);
+  const images = IMAGES.includes(pool.capability);
   const sum = models.map((model) => Series.mean(live.models.get(model.key), images ? "images" : "tokens", 5) ?? 0)
     .reduce((one, other) => one + other, 0);
   const [p50, p99] = ["p50", "p99"].map((name) => ofSlowest(models, (model) => last(live.models.get(model.key), name)));
   const first = ofSlowest(models, (model) => model.first_token);
-  setText(card.children[1], `${short(sum)} ${images ? "images" : "tokens"}/s`);
+  setText(card.children[1].firstChild, short(sum));
   setText(card.children[2], p50 === null ? "no recent request" : `p50 ${span(p50)} · p99 ${span(p99)}`);
   setText(card.children[3], first === null ? "" : `first token ${span(first)}`);
   setText(card.children[4], `${whole(pool.busy)} of ${whole(pool.workers)} workers busy, ${whole(pool.queue_depth)} waiting`
@@ -116,7 +118,9 @@ function showPools(found) {
   const used = found.pools.map((pool) => [pool, found.models.filter((model) => model.capability === pool.capability
     && model.state !== "cold")]).filter(([, models]) => models.length);
   keyed(byId("pools"), used, ([pool]) => pool.capability, ([pool]) => make("article", {},
-    term("capability", CAPABILITY[pool.capability] ?? pool.capability), make("strong"), make("small"), make("small"), make("small")),
+    term("capability", CAPABILITY[pool.capability] ?? pool.capability),
+    make("strong", {}, make("span"), make("small", {}, IMAGES.includes(pool.capability) ? " images/s" : " tokens/s")),
+    make("small"), make("small"), make("small")),
   showPool, () => make("p", { class: "empty" }, "No model is in memory: the first request of a model loads it."));
 }
 

@@ -48,7 +48,8 @@ function past(request) {
     make("td", { "data-label": "Model", class: "name" }, make("span", {}, request.model,
       make("small", {}, CAPABILITY[request.capability] ?? ""))),
     cell("Client", request.client ?? "–"), cell("Time", span(request.seconds), "number"),
-    cell("First token", span(request.first_token), "number"), cell("Prompt", whole(request.prompt_tokens), "number"), cell("Completion", whole(request.completion_tokens), "number"),
+    cell("First token", span(request.first_token), "number"), cell("Prompt", whole(request.prompt_tokens), "number"),
+    cell("Completion", whole(request.completion_tokens), "number"),
     make("td", { "data-label": "Outcome" }, make("span", { class: `badge ${kind}` }, request.outcome)));
 }
 
