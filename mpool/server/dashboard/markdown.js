@@ -1,6 +1,7 @@
 // Markdown as elements: headings, paragraphs, lists, tables, quotes, code. Texts become text nodes, so a model cannot
 // inject HTML; links open only http and https addresses, and images are never loaded.
 import { copyButton, make } from "./dom.js";
+import { highlight } from "./highlight.js";
 
 const DEPTH = 6, SPAN = 2000;
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)$/;
@@ -64,20 +65,27 @@ export function blocks(text) {
   return found;
 }
 
+// Source text as text nodes and spans of one colour.
+export const coloured = (text, language) => highlight(text, language).map(([kind, part]) =>
+  (kind ? make("span", { class: `hl-${kind}` }, part) : part));
+
+// A block of source text with its language and a button that copies it.
+export const codeBlock = (text, language) => make("div", { class: "code" },
+  make("div", { class: "code-head" }, make("span", {}, language || "text"), copyButton("Copy", () => text, { class: "small" })),
+  make("pre", { tabindex: 0, role: "region", "aria-label": "Code" }, make("code", {}, ...coloured(text, language))));
+
 function code(lines) {
-  const [, mark, language] = FENCE.exec(lines[0]);
+  const [, mark, info] = FENCE.exec(lines[0]);
   const closed = lines.length > 1 && new RegExp(`^ {0,3}${mark[0]}{${mark.length},}[ \\t]*$`).test(lines[lines.length - 1]);
-  const text = lines.slice(1, closed ? -1 : undefined).join("\n");
-  return make("div", { class: "code" },
-    make("div", { class: "code-head" }, make("span", {}, language.trim().split(/\s/)[0].slice(0, 40) || "text"),
-      copyButton("Copy", () => text, { class: "small" })),
-    make("pre", { tabindex: 0, role: "region", "aria-label": "Code" }, make("code", {}, text)));
+  return codeBlock(lines.slice(1, closed ? -1 : undefined).join("\n"), info.trim().split(/[\s{,]/)[0].slice(0, 40));
 }
 
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((part) => part.trim());
 
 function table(lines, depth) {
-  const row = (line, tag) => make("tr", {}, ...cells(line).map((part) => make(tag, {}, ...inline(part, depth))));
+  const sides = cells(lines[1]).map((part) => (part.endsWith(":") ? (part.startsWith(":") ? "centre" : "right") : null));
+  const row = (line, tag) => make("tr", {}, ...cells(line).map((part, at) =>
+    make(tag, { class: sides[at] }, ...inline(part, depth))));
   return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Table" }, make("table", {},
     make("thead", {}, row(lines[0], "th")), make("tbody", {}, ...lines.slice(2).map((line) => row(line, "td")))));
 }
@@ -154,16 +162,35 @@ function inline(text, depth) {
   return found;
 }
 
+const MOST = 20_000; // elements of a text; the blocks beyond are one plain text
+// Upper bound of the elements of a block.
+const cost = (kind, source) => 1 + (kind === "code" ? source.length / 8 : source.match(/[\n|*_`~[]/g)?.length ?? 0);
+
+// The blocks [{kind, source, lines}] to show of a text.
+function shown(text) {
+  const found = [];
+  let left = MOST;
+  for (const { kind, lines } of blocks(text)) {
+    const source = lines.join("\n");
+    left -= cost(kind, source);
+    if (left > 0) found.push({ kind, source, lines });
+    else if (found.at(-1)?.kind === "plain") found.at(-1).lines.push("", source);
+    else found.push({ kind: "plain", lines: [source] });
+  }
+  const last = found.at(-1);
+  if (last?.kind === "plain") last.source = last.lines.join("\n");
+  return found;
+}
+
 // Show a text that grows: only the blocks that changed are made again.
 export function render(parent, text) {
-  const parts = blocks(text);
-  parts.forEach((part, at) => {
-    const source = part.kind + "\n" + part.lines.join("\n"), old = parent.children[at];
-    if (old && old.source === source) return;
-    const made = block(part);
-    made.source = source;
-    if (old) old.replaceWith(made);
-    else parent.append(made);
+  const old = parent.blocks ?? [];
+  parent.blocks = shown(text).map((part, at) => {
+    const same = old[at]?.kind === part.kind && old[at].source === part.source;
+    const element = same ? old[at].element : part.kind === "plain" ? make("p", {}, part.source) : block(part);
+    if (!same && old[at]) old[at].element.replaceWith(element);
+    else if (!same) parent.append(element);
+    return { kind: part.kind, source: part.source, element };
   });
-  while (parent.children.length > parts.length) parent.lastChild.remove();
+  for (const gone of old.slice(parent.blocks.length)) gone.element.remove();
 }
