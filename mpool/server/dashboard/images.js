@@ -1,5 +1,5 @@
 // Images of the playground: chosen, dropped and pasted files, for the next message or to embed.
-import { button, byId, make, setText } from "./dom.js";
+import { button, byId, make, say } from "./dom.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 const LARGEST = 32e6, MOST = 256;
@@ -42,7 +42,7 @@ function fault(file) {
 
 async function add(files) {
   if (refusal !== null) {
-    setText(byId("progress"), refusal);
+    say(refusal);
     return;
   }
   const all = [...files], faults = all.map(fault).filter(Boolean);
@@ -53,7 +53,7 @@ async function add(files) {
   } catch (error) {
     faults.push(error.message);
   }
-  setText(byId("progress"), faults.join(" "));
+  say(faults.join(" "));
 }
 
 byId("files").addEventListener("change", () => {

@@ -23,9 +23,9 @@ const beginsBlock = (lines, at) => fenceOf(lines[at]) || headingOf(lines[at]) ||
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-// Split a text into blocks [{kind, lines}].
-export function blocks(text) {
-  const lines = text.split("\n"), found = [];
+// Split a text into blocks {kind, lines, begin}. begin: number of the first line.
+function* blocks(text) {
+  const lines = text.split("\n");
   for (let at = 0; at < lines.length;) {
     const line = lines[at], begin = at;
     if (isBlank(line)) {
@@ -60,9 +60,8 @@ export function blocks(text) {
     } else {
       for (at++; at < lines.length && !isBlank(lines[at]) && !beginsBlock(lines, at); at++);
     }
-    found.push({ kind, lines: lines.slice(begin, at) });
+    yield { kind, lines: lines.slice(begin, at), begin };
   }
-  return found;
 }
 
 // Source text as text nodes and spans of one colour.
@@ -98,7 +97,7 @@ function list(lines, depth) {
     else items[items.length - 1].push(line.replace(new RegExp(`^\\s{1,${first[0].length}}`), ""));
   }
   const made = items.map((own) => {
-    const parts = depth < DEPTH ? blocks(own.join("\n")) : [{ kind: "paragraph", lines: own }];
+    const parts = depth < DEPTH ? [...blocks(own.join("\n"))] : [{ kind: "paragraph", lines: own }];
     const [head, ...rest] = parts;
     return make("li", {}, ...(head?.kind === "paragraph" ? inline(head.lines.join("\n"), depth) : head
       ? [block(head, depth + 1)] : []), ...rest.map((part) => block(part, depth + 1)));
@@ -117,7 +116,7 @@ function block({ kind, lines }, depth = 0) {
   }
   if (kind === "quote") {
     const own = lines.map((line) => line.replace(QUOTE, "")).join("\n");
-    return make("blockquote", {}, ...(depth < DEPTH ? blocks(own).map((part) => block(part, depth + 1)) : [own]));
+    return make("blockquote", {}, ...(depth < DEPTH ? [...blocks(own)].map((part) => block(part, depth + 1)) : [own]));
   }
   return make("p", {}, ...inline(lines.join("\n"), depth));
 }
@@ -162,23 +161,33 @@ function inline(text, depth) {
   return found;
 }
 
-const MOST = 20_000; // elements of a text; the blocks beyond are one plain text
-// Upper bound of the elements of a block.
-const cost = (kind, source) => 1 + (kind === "code" ? source.length / 8 : source.match(/[\n|*_`~[]/g)?.length ?? 0);
+const MOST = 20_000; // cost of a text; the blocks beyond are plain text
+const PLAIN = 10_000; // characters of a part of plain text: a part that does not change costs the browser nothing
+// Upper bound of what a block costs the browser: elements, more for those of a line, and the length.
+const cost = (kind, source) => 5 + source.length / 50 + (kind === "code" ? 10 + source.length / 8
+  : 4 * (source.match(/\n/g)?.length ?? 0) + (source.match(/[|*_`~[]/g)?.length ?? 0));
+
+// Split a text into parts, at the ends of lines if they are not far.
+function plain(text) {
+  const found = [];
+  for (let at = 0; at < text.length;) {
+    const line = text.indexOf("\n", at + PLAIN) + 1, end = line && line < at + 2 * PLAIN ? line : at + PLAIN;
+    found.push({ kind: "plain", source: text.slice(at, end) });
+    at = end;
+  }
+  return found;
+}
 
 // The blocks [{kind, source, lines}] to show of a text.
 function shown(text) {
   const found = [];
   let left = MOST;
-  for (const { kind, lines } of blocks(text)) {
+  for (const { kind, lines, begin } of blocks(text)) {
     const source = lines.join("\n");
     left -= cost(kind, source);
-    if (left > 0) found.push({ kind, source, lines });
-    else if (found.at(-1)?.kind === "plain") found.at(-1).lines.push("", source);
-    else found.push({ kind: "plain", lines: [source] });
+    if (left <= 0) return [...found, ...plain(text.split("\n").slice(begin).join("\n"))];
+    found.push({ kind, source, lines });
   }
-  const last = found.at(-1);
-  if (last?.kind === "plain") last.source = last.lines.join("\n");
   return found;
 }
 
@@ -187,7 +196,7 @@ export function render(parent, text) {
   const old = parent.blocks ?? [];
   parent.blocks = shown(text).map((part, at) => {
     const same = old[at]?.kind === part.kind && old[at].source === part.source;
-    const element = same ? old[at].element : part.kind === "plain" ? make("p", {}, part.source) : block(part);
+    const element = same ? old[at].element : part.kind === "plain" ? make("p", { class: "plain" }, part.source) : block(part);
     if (!same && old[at]) old[at].element.replaceWith(element);
     else if (!same) parent.append(element);
     return { kind: part.kind, source: part.source, element };

@@ -35,7 +35,7 @@ function place(field, points) {
   const taken = points.map(({ x, y, size }) =>
     [(x * width) / 100 - size, (y * height) / 100 - size, (x * width) / 100 + size, (y * height) / 100 + size]);
   points.forEach(({ button, label }, at) => {
-    const [left, top, right, bottom] = taken[at], own = Math.min(label.textContent.length * 7 + 8, 190), middle = (top + bottom) / 2;
+    const [left, top, right, bottom] = taken[at], own = Math.min(label.textContent.length * 6.6 + 8, 260), middle = (top + bottom) / 2;
     const boxes = { right: [right, middle - 10, right + own, middle + 10], left: [left - own, middle - 10, left, middle + 10] };
     const side = Object.keys(boxes).find((name) => {
       const box = boxes[name];
@@ -49,7 +49,7 @@ function place(field, points) {
 
 // items: [{text, url}], url: of an image or absent. vectors: one per item.
 export function picture(items, vectors) {
-  const { points: raw, shares } = principal(vectors), at = scaled(raw), caption = make("p", { class: "chosen" });
+  const { points: raw, shares } = principal(vectors), at = scaled(raw), caption = make("p", { class: "told" });
   const points = items.map(({ text, url }, index) => {
     const label = make("span", { class: "label" }, text.slice(0, 300));
     const button = make("button", { type: "button", class: url ? "point seen" : "point", tabindex: -1,
@@ -60,7 +60,7 @@ export function picture(items, vectors) {
   });
   const field = make("div", { class: "field", role: "group", "aria-label": "Picture of the vectors. Arrow keys move between points." },
     ...points.map(({ button }) => button));
-  const hint = "Point at a number, or use the arrow keys, to read its text and to see which texts are similar.";
+  const hint = "Point at one, or use the arrow keys: its text and the most similar ones are shown here.";
 
   function choose(index) {
     const likeness = vectors.map((vector) => cosine(vectors[index], vector));

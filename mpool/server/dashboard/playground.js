@@ -1,5 +1,5 @@
 // The playground: sends requests to the public routes of the server, with one or two of the models that fit the task.
-import { byId, json, make, setText } from "./dom.js";
+import { byId, json, make, say, setText } from "./dom.js";
 import * as conversation from "./conversation.js";
 import { accept, images } from "./images.js";
 import { TASKS as RESULTS } from "./results.js";
@@ -36,7 +36,7 @@ function choose(name) {
   if (task) texts[task] = text.value;
   if (name !== task) {
     output.replaceChildren();
-    setText(byId("progress"), "");
+    say("");
   }
   task = name;
   byId("playground").dataset.task = name;
@@ -58,7 +58,7 @@ function choose(name) {
   byId("curl").disabled = byId("python").disabled = !usable.length;
   byId("compare").disabled = usable.length < 2;
   byId("compare").title = usable.length < 2 ? "Needs two models for this task" : "Compare two models";
-  if (!usable.length) setText(byId("progress"), NONE);
+  if (!usable.length) say(NONE);
   compare(comparing && usable.length > 1);
 }
 
@@ -93,7 +93,7 @@ async function load() {
     models = found.models;
     setToken(found.token);
   } catch (error) {
-    setText(byId("progress"), error.message);
+    say(error.message);
     return;
   }
   for (const name of Object.keys(TASKS)) {
@@ -125,6 +125,11 @@ document.addEventListener("pointerdown", ({ target }) => side.contains(target) |
 
 // ---- requests -------------------------------------------------------------------------------------------------------
 
+const EXAMPLE = [{ type: "function", function: { name: "get_weather", description: "The weather of a city",
+  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }];
+
+byId("tools-example").addEventListener("click", () => { byId("tools").value = JSON.stringify(EXAMPLE, null, 1); });
+
 // The tools of the request: a JSON list, as in OpenAI's protocol.
 function tools() {
   const text = byId("tools").value.trim();
@@ -154,7 +159,7 @@ function request(given) {
 // Run a task other than chat with every chosen model: one column each.
 async function results(signal) {
   const columns = chosen().map((model) => ({ model, output: make("div", { class: "result" }), facts: make("p", { class: "speeds" }) }));
-  const two = columns.length > 1, progress = (text) => two || setText(byId("progress"), text);
+  const two = columns.length > 1, progress = (text) => two || say(text);
   output.replaceChildren(make("div", { class: "columns" }, ...columns.map((column) => make("article", { "aria-label": column.model },
     ...(two ? [make("h3", { class: "model-name" }, column.model)] : []), column.output, column.facts))));
   const done = await Promise.allSettled(columns.map(async (column) => {
@@ -181,7 +186,7 @@ async function perform(action) {
   byId("stop").disabled = false;
   byId("run").disabled = true;
   output.setAttribute("aria-busy", "true");
-  setText(byId("progress"), "running");
+  say("running");
   let message;
   try {
     message = await action(own.signal);
@@ -193,7 +198,7 @@ async function perform(action) {
   running = null;
   byId("run").disabled = !fitting(task).length;
   byId("stop").disabled = true;
-  setText(byId("progress"), message);
+  say(message);
   if (focused) byId(task === "chat" ? "message" : "run").focus(); // a button that is disabled loses the focus
 }
 
@@ -207,7 +212,7 @@ byId("stop").addEventListener("click", () => running?.abort());
 byId("new").addEventListener("click", () => {
   running?.abort();
   conversation.clear();
-  setText(byId("progress"), "");
+  say("");
   byId("message").focus();
 });
 for (const select of selects) select.addEventListener("change", chooseModels);
@@ -222,7 +227,7 @@ for (const language of ["curl", "python"]) {
     try {
       showSnippet(language, request(options(chosen()[0])));
     } catch (error) {
-      setText(byId("progress"), error.message);
+      say(error.message);
     }
   });
 }
