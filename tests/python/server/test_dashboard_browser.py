@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from browsers import (  # noqa: F401 - fixtures
-    TABS, WAITS, choose, click, driver, every_task, fill, find, needs_browser, page, resize, text, until, wait_done)
+    TABS, WAITS, choose, choose_task, click, driver, every_task, fill, find, needs_browser, page, resize, text, until, wait_done)
 from servers import ask, server_idle, serving
 
 from selenium import webdriver  # noqa: E402 - browsers.py skips the tests if it is not installed
@@ -265,7 +265,7 @@ def test_layout_and_contrast_at_three_widths(page: Any, server: Any, scheme: str
                     until(lambda: find(page, "article[data-key='llama'] .workers .badge"))
                 for task in ("embed", "rerank", "image", "chat") if tab == "playground" else ("",):
                     if task:
-                        click(page, f"task-{task}")
+                        choose_task(page, task)
                     time.sleep(0.05)
                     assert page.execute_script(_LAYOUT) == [], (width, tab, task)
                 assert page.execute_script(_CONTRAST) == [], (width, tab)
