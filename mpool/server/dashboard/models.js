@@ -109,7 +109,7 @@ function createCard(model) {
   const card = make("article", { class: "card model", "aria-label": model.name },
     make("div", { class: "head" }, make("h3", {}, model.name, " ", make("span", { class: "badge" }), " ",
       make("span", { class: "badge pin" }, "pinned")),
-    make("div", { class: "buttons" },
+    make("div", { class: "card-buttons" },
       button("Pin", (made) => pin(model.name, made.textContent === "Pin"), { class: "small" }),
       button("Unload", () => unload(model.name), { class: "small" }))),
     make("p", { class: "soft" }), make("p", { class: "notes", role: "status" }), make("div", { class: "parts" }));
