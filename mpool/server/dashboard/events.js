@@ -15,7 +15,7 @@ function create(event) {
   const [title, kind] = KINDS[event.kind] ?? [event.kind, ""];
   return make("li", {}, make("time", {}, clock(event.time)), make("span", { class: `badge ${kind}` }, title),
     make("strong", {}, event.model ?? event.path ?? ""), make("span", {}, [
-      event.worker === null ? "" : `Worker ${event.worker}.`, event.kind === "load" && event.seconds !== null
+      event.worker === null ? "" : `Worker ${event.worker}:`, event.kind === "load" && event.seconds !== null
         ? `in ${span(event.seconds)}` : "", event.reason].filter(Boolean).join(" ")),
     make("small", {}, [event.code, event.model === null ? null : event.path, event.client,
       event.count > 1 ? `${whole(event.count)} times` : null].filter(Boolean).join(" · ")));
