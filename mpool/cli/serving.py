@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..checks import refuse
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
+from ..models.catalogue import estimate
+from ..models.catalogue import load as load_catalogue
 from ..records import fields, logger, to_standard_error
 from ..server.configuring import Configuration, configure
 from ..server.option_table import OPTIONS
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 
 log = logger("mpool.serve")
 log.setLevel("INFO")  # also without -v: the operator has asked
-#: Exit code of a server that a second signal ended.
-INTERRUPTED = 130
 #: Maximum number of models that the start block lists.
 _LISTED = 20
 
@@ -96,9 +96,6 @@ def _announce(server: Serving, file: TokenFile | None, as_json: bool) -> None:
 
 def _needs(served: Any) -> tuple[str, int]:
     """Return the capability of a model, and the estimate of its memory in MB. Reads no files of the catalogue's."""
-    from ..models.catalogue import estimate
-    from ..models.catalogue import load as load_catalogue
-
     row = load_catalogue().get(served.model.key)
     if row is not None:
         return row.capability, row.est_memory_allocation_mb
@@ -147,8 +144,6 @@ def serve(arguments: argparse.Namespace) -> int:
             _announce(server, file, given.get("log_format") == "json")
 
         server.run(ready)
-        if server.aborted:  # the end of the pool would wait for the requests
-            native_calls.end_process(INTERRUPTED)
     if failures:
         raise failures[0]
     native_calls.end_process_if_busy(0)
@@ -180,7 +175,5 @@ def worker(arguments: argparse.Namespace) -> int:
         raise
     with made.pool:
         made.run(lambda: say(f"mpool serves {made.name} on {made.serving.url}"))
-        if made.serving.aborted:
-            native_calls.end_process(INTERRUPTED)
     native_calls.end_process_if_busy(0)
     return 0

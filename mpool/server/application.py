@@ -38,6 +38,7 @@ from .guard import App, CrossOrigin, GuardState, HostGuard, Scope, TokenGuard, r
 from .openai.table import OPERATIONS as OPENAI
 from .openapi import describe
 from .operations import Context, Endpoint, Operation
+from .request_log import log_refused
 from .state import State
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ class Routes:
         if endpoint is not None:
             await endpoint(scope, receive, send)
             return
-        response = refusal_response(Refusal("not_found" if methods is None else "method_not_allowed"), scope)
+        refusal = Refusal("not_found" if methods is None else "method_not_allowed")
+        response = refusal_response(refusal, scope)
+        log_refused(scope, refusal, response.status_code)
         if methods is not None:
             response.headers["allow"] = ", ".join(methods)
         await response(scope, receive, send)

@@ -36,8 +36,8 @@ notices = records.logger("mpool.serve")
 _SEND_BUFFER = 128 << 10
 #: File descriptors that the process needs in addition to its connections; default of ``Serving.drain`` in seconds.
 _OTHER_FILES, _DRAIN = 256, 2.0
-#: Maximum number of requests that the record of a stop names.
-_NAMED = 5
+#: Maximum number of requests that the record of a stop names; exit code of a process that a second signal ends.
+_NAMED, _INTERRUPTED = 5, 130
 #: Length of the system's queue of new connections, and maximum number of connections accepted in one iteration of the
 #: event loop. Without free file descriptors, all accepts of an iteration fail, and asyncio retries after a second.
 _BACKLOG, _ACCEPTED = 2048, 32
@@ -73,7 +73,7 @@ class _Uvicorn(uvicorn.Server):
             return
         refusing = asyncio.create_task(self._refuse_after(closing))
         await super().shutdown(sockets)
-        while closing.is_alive() and not self.force_exit:
+        while closing.is_alive():
             await asyncio.sleep(0.01)
         refusing.cancel()
 
@@ -104,7 +104,6 @@ class Serving:
         state: State that all requests share.
         port: Port that the server listens on.
         url: Base URL of the server.
-        aborted: True after a second signal. The pool may still be closing: the process must end without waiting for it.
 
     Raises:
         FileError: The server cannot listen on the address.
@@ -124,7 +123,7 @@ class Serving:
         self.state.hosts = settings.hosts(self.port)
         self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{self.port}"
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._quiet_until, self.aborted = 0.0, False
+        self._quiet_until = 0.0
         config = uvicorn.Config(
             make_app(self.state, operations), http=hardened(settings), ws="none", lifespan="off", log_config=None,
             access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=_ACCEPTED,
@@ -136,8 +135,7 @@ class Serving:
     def run(self, ready: Callable[[], object] | None = None) -> None:
         """Serve until :meth:`stop` is called or, on the main thread, until SIGTERM or SIGINT.
 
-        The first signal logs what the server waits for. A second one aborts the requests in flight, and the method
-        returns at once: see :attr:`aborted`.
+        The first signal logs what the server waits for. A second one ends the process at once, with exit code 130.
 
         Args:
             ready: Callback, called when the server accepts connections.
@@ -174,9 +172,8 @@ class Serving:
 
     def _on_signal(self, number: int) -> None:
         if self._uvicorn.should_exit:
-            self._uvicorn.force_exit = self.aborted = True
             notices.info("Ending now, without waiting for requests", extra=records.fields(event="aborted"))
-            return
+            native_calls.end_process(_INTERRUPTED)
         waits = self._awaited()
         notices.info("Stopping%s%s", f": waiting up to {self.state.pool.config.shutdown_grace:g} s for {waits}" if waits
                      else ": no request is in progress",

@@ -456,7 +456,6 @@ def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
     class Serving:
         url, port = "http://u", 7
-        aborted = False
         state = SimpleNamespace(models=SimpleNamespace(all=lambda: [SimpleNamespace(model="model")],
                                                        at_start=lambda given, param: pinned.extend(given) or []))
 
@@ -490,7 +489,7 @@ def test_worker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     made = list[tuple[Any, ...]]()
 
     class Worker:
-        name, pool, serving = "n", Library(), SimpleNamespace(url="http://u", aborted=False)
+        name, pool, serving = "n", Library(), SimpleNamespace(url="http://u")
 
         def __init__(self, *given: Any) -> None:
             made.append(given)
