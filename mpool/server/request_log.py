@@ -53,6 +53,7 @@ def write(scope: Scope, status: int, *, id: str = "-", refusal: Refusal | None =
     if not log.isEnabledFor(level):
         return
     client, path = scope.get("client"), scope["path"][:_PATH]
+    status = status or (0 if refusal is None else refusal.row.status)  # the connection has sent the response
     seconds = None if began is None else time.monotonic() - began
     tokens = first = None
     if used is not None and used.capability is not None:
@@ -65,8 +66,8 @@ def write(scope: Scope, status: int, *, id: str = "-", refusal: Refusal | None =
         parts.append(f"{refusal.code}: {reason}" if reason else refusal.code)
     elif outcome:
         parts.append("client disconnected" if outcome == "disconnected" else "the response was not sent to its end")
-    if model is not None:
-        parts.append(f"model {model[:NAME]}" if model else "no model named")
+    if model:
+        parts.append(f"model {model[:NAME]}")
     if client:
         parts.append(f"client {client[0]}")
     if tokens is not None and any(tokens):
@@ -76,7 +77,7 @@ def write(scope: Scope, status: int, *, id: str = "-", refusal: Refusal | None =
     log.log(level, "%s", "; ".join(parts), extra=fields(
         event="request", id=id, method=scope["method"], path=path, status=status,
         code=None if refusal is None else refusal.code, reason=None if refusal is None else _reason(refusal),
-        outcome=outcome or None, model=None if model is None else model[:NAME], client=client[0] if client else None,
+        outcome=outcome or None, model=model[:NAME] if model else None, client=client[0] if client else None,
         seconds=None if seconds is None else round(seconds, 6),
         prompt_tokens=None if tokens is None else tokens[0], completion_tokens=None if tokens is None else tokens[1],
         first_token_seconds=None if first is None else round(first, 6)))
