@@ -77,6 +77,31 @@ MP_TEST(files_weights_views) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
 
+#ifdef MP_SEAM
+/* The whole pages of a tensor are released in the file that holds it, whichever of the files that is. */
+MP_TEST(files_weights_release_the_file_of_the_tensor) {
+    static const char *names[] = {"first", "second"};
+    fixture f;
+    begin(&f);
+    write_pattern(f.b, 20000);
+    for (int i = 0; i < 2; i++)
+        add(&f, names[i], MP_F32, 0, 4000, i, 1000);
+    mp_weights *weights = open_weights(&f);
+    mp_sys_table.madvise = record_advice;
+    for (int i = 0; i < 2; i++) {
+        mp_tensor t;
+        MP_CHECK_OK(mp_weights_get(weights, names[i], 1, (int64_t[]){-1}, &t, &f.error), &f.error);
+        released_ranges = 0;
+        mp_weights_release(weights, &t);
+        const uintptr_t from = (uintptr_t)t.data, to = from + t.nbytes, page = (uintptr_t)getpagesize();
+        MP_CHECK(released_ranges == 1 && released_from - from < page && to - released_to < page);
+        MP_CHECK_INT(t.data[8000], pattern(9000)); /* read from the file again */
+    }
+    mp_sys_table.madvise = mp_sys_real.madvise;
+    mp_weights_close(weights);
+}
+#endif
+
 /* --- biases of layers --- */
 
 /* Open a file with these tensors, separated by spaces, and check the biases of `layers` layers. Returns the name of the
