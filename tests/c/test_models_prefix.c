@@ -142,7 +142,7 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
     take_down(&b);
 }
 
-/* Returns the largest number of blocks, at most `most`, after which every window part that the next row reads exists. */
+/* Returns the largest number of blocks, at most `most`, after which all window parts that the next row reads exist. */
 static uint32_t reach_of(const mp_prefix_cache *cache, const uint32_t *ids, uint32_t most) {
     for (uint32_t end = most; end > 0; end--) {
         bool complete = true;
