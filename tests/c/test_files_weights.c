@@ -122,6 +122,30 @@ static const char *missing_bias(fixture *f, const char *names, int layers) {
     return f->error.field;
 }
 
+MP_TEST(files_weights_layers_have_the_same_biases) {
+    static const struct {
+        const char *names;
+        int layers;
+        const char *missing;
+    } rows[] = {
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight blk.1.q.bias", 2, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight", 2, "blk.1.q.bias"},
+        {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 2, "blk.0.q.bias"},
+        {"blk.9.q.weight blk.9.q.bias blk.10.q.weight blk.10.q.bias blk.11.q.weight", 12, "blk.11.q.bias"},
+        /* a layer that is not read, or lacks the weight, needs no bias */
+        {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 1, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.experts.weight", 2, ""},
+        /* a bias without a weight belongs to the router */
+        {"blk.0.ffn_gate_inp.weight blk.1.ffn_gate_inp.weight blk.1.exp_probs_b.bias", 2, "blk.0.exp_probs_b.bias"},
+        /* these are no layers of the model */
+        {"blk.0.q.weight blk.0.q.bias blk.01.q.weight blk.x.q.weight v.blk.1.q.weight blk.1q.weight", 2, ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fixture f;
+        MP_CHECK_STR(missing_bias(&f, rows[i].names, rows[i].layers), rows[i].missing);
+    }
+}
+
 /* Names of up to 147 bytes are checked. No network that mpool reads has longer ones. */
 MP_TEST(files_weights_biases_of_long_names) {
     for (int length = 147; length <= 148; length++) {
