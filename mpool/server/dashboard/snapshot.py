@@ -152,20 +152,20 @@ def snapshot(state: State) -> Snapshot:
     deaths, first_tokens = state.events.deaths(), _first_tokens(state)
     models = []
     for row in pool.ps():
-        known, counted, core = health.models.get(row.key), found["models"].get(row.key), rows.get(row.key)
+        known, counted, core = health.models.get(row.model), found["models"].get(row.model), rows.get(row.model)
         if known is None or counted is None or core is None:  # the model was added between the reads
             continue
         workers = [WorkerState(one["id"], one["state"], one["running"] > 0, one["served"], one["engine_bytes"])
                    for one in core["worker"]]
         faults = [WorkerFault(one.worker or 0, one.time, one.code or "", one.reason)
-                  for one in deaths.get(row.key, ())[:_FAULTS]]
+                  for one in deaths.get(row.model, ())[:_FAULTS]]
         models.append(ModelState(
-            row.key, row.capability, row.state, row.compute, row.isolation, workers, row.dead,
+            row.model, row.capability, row.state, row.compute, row.isolation, workers, row.dead,
             known.queue_depth, known.queue_capacity, row.running, row.breaker, row.policy, row.pinned,
             row.keep_alive if math.isfinite(row.keep_alive) else None, row.idle_seconds, row.model_bytes,
             row.engine_bytes, row.calls, row.errors, row.last_error, known.p50, known.p99,
             [count for _, count in counted["latency"]["histogram"]],
-            first_tokens.get(row.key) if row.capability in _GENERATING else None,
+            first_tokens.get(row.model) if row.capability in _GENERATING else None,
             core["predicted_bytes"], core["load_seconds"], faults))
     memory = health.memory
     return Snapshot(

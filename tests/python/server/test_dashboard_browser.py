@@ -132,7 +132,7 @@ def test_a_model_is_loaded_pinned_and_unloaded(page: Any, server: Any) -> None:
     until(lambda: "bert" in listed("model-cards"))
     press("Pin bert")
     until(lambda: find(page, "button[aria-label='Unpin bert']"))
-    assert next(row.pinned for row in server.state.pool.ps() if row.key == "bert")
+    assert next(row.pinned for row in server.state.pool.ps() if row.model == "bert")
     press("Unload bert")
     until(lambda: "bert" in listed("idle-models") and "bert" not in listed("model-cards"))
     click(page, "tab-overview")
