@@ -71,8 +71,8 @@ const milliseconds = (time) => (time < 1000 ? fact(time.toFixed(0), "ms") : fact
 
 // Tokens per second after the first token, the time of the first token, counts, the time of all.
 function speeds(usage, first, time, finish) {
-  const decoded = usage && first !== null && usage.completion_tokens > 1 && time - first > 1
-    ? ((usage.completion_tokens - 1) * 1000) / (time - first) : null;
+  const decoded = !usage?.completion_tokens || first === null ? null : 1000 * (usage.completion_tokens > 1 && time - first > 1
+    ? (usage.completion_tokens - 1) / (time - first) : usage.completion_tokens / time);
   return [
     ...(decoded === null ? [] : [make("span", {}, make("strong", {}, decoded.toFixed(decoded < 10 ? 1 : 0)), " ", term("speed", "tokens/s"))]),
     ...(first === null ? [] : [make("span", {}, term("first", "first token"), " ", milliseconds(first))]),

@@ -71,7 +71,7 @@ export const coloured = (text, language) => highlight(text, language).map(([kind
 // A block of source text with its language and a button that copies it.
 export const codeBlock = (text, language) => make("div", { class: "code" },
   make("div", { class: "code-head" }, make("span", {}, language || "text"), copyButton("Copy", () => text, { class: "small" })),
-  make("pre", { tabindex: 0, role: "region", "aria-label": "Code" }, make("code", {}, ...coloured(text, language))));
+  make("pre", { tabindex: 0, role: "group", "aria-label": "Code" }, make("code", {}, ...coloured(text, language))));
 
 function code(lines) {
   const [, mark, info] = FENCE.exec(lines[0]);
@@ -85,7 +85,7 @@ function table(lines, depth) {
   const sides = cells(lines[1]).map((part) => (part.endsWith(":") ? (part.startsWith(":") ? "centre" : "right") : null));
   const row = (line, tag) => make("tr", {}, ...cells(line).map((part, at) =>
     make(tag, { class: sides[at] }, ...inline(part, depth))));
-  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Table" }, make("table", {},
+  return make("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Table" }, make("table", {},
     make("thead", {}, row(lines[0], "th")), make("tbody", {}, ...lines.slice(2).map((line) => row(line, "td")))));
 }
 

@@ -121,7 +121,7 @@ opener.addEventListener("click", () => showSettings(true));
 byId("close-settings").addEventListener("click", () => showSettings(false));
 side.addEventListener("keydown", (event) => event.key === "Escape" && showSettings(false));
 side.addEventListener("focusout", ({ relatedTarget }) => relatedTarget && !side.contains(relatedTarget) && showSettings(false, false));
-document.addEventListener("pointerdown", ({ target }) => side.contains(target) || showSettings(false, false));
+document.addEventListener("click", ({ target }) => side.contains(target) || opener.contains(target) || showSettings(false, false));
 
 // ---- requests -------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ function bars(vector) {
 
 function matrix(rows) {
   const names = rows.map((_, at) => make("th", { scope: "col" }, String(at + 1)));
-  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Similarity of all pairs" },
+  return make("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Similarity of all pairs" },
     make("table", { class: "matrix" }, make("thead", {}, make("tr", {}, make("td"), ...names)),
       make("tbody", {}, ...rows.map((row, at) => make("tr", {}, make("th", { scope: "row" }, String(at + 1)),
         ...rows.map((other) => {
