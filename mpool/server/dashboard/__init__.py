@@ -37,8 +37,8 @@ from .snapshot import Snapshot, snapshot
 if TYPE_CHECKING:
     from ..models import ServedModel
 
-_SCRIPTS = ("page", "answers", "components", "conversation", "dom", "formats", "highlight", "hints", "images", "markdown",
-            "models", "picture", "playground", "plots", "requests", "results", "series", "snippets", "tabs")
+_SCRIPTS = ("page", "answers", "components", "conversation", "dom", "formats", "highlight", "hints", "images",
+            "markdown", "models", "picture", "playground", "plots", "requests", "results", "series", "snippets", "tabs")
 #: Path -> (file, media type).
 FILES = {"/": ("page.html", "text/html"), "/dashboard/page.css": ("page.css", "text/css"),
          "/dashboard/playground.css": ("playground.css", "text/css"),
