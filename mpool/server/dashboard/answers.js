@@ -8,7 +8,8 @@ const NAME = 200; // characters of a tool's name that are shown
 // A tool call: folded, with the arguments and a field for the result, which the next request sends.
 function callOf(index, id) {
   const name = make("code"), line = make("span", { class: "soft line" }), given = make("div");
-  const result = make("textarea", { rows: 2, placeholder: "What the function returns. It is sent with the next message." });
+  const result = make("textarea", { rows: 2,
+    placeholder: "What the function returns. It is sent with the next message." });
   const element = make("details", { class: "fold call" },
     make("summary", {}, make("span", {}, "Calls ", name), " ", line), given,
     make("label", {}, "Result", result));
@@ -35,9 +36,11 @@ export function answerOf(model, follow, again) {
   answer.facts = make("p", { class: "speeds" });
   answer.title = title;
   answer.tools = make("span", { class: "turn-tools", hidden: "" },
-    copyButton("Copy", () => answer.content, { class: "small" }), " ", button("Try again", again, { class: "small again" }));
+    copyButton("Copy", () => answer.content, { class: "small" }), " ",
+    button("Try again", again, { class: "small again" }));
   answer.element = make("article", { class: "turn assistant", "aria-label": `Answer of ${model}` },
-    make("h3", { class: "model-name" }, model), thinking, text, calls, answer.error, make("footer", {}, answer.facts, answer.tools));
+    make("h3", { class: "model-name" }, model), thinking, text, calls, answer.error,
+    make("footer", {}, answer.facts, answer.tools));
   let shownThought = 0;
   answer.draw = paced(() => follow(() => {
     if (answer.reasoning.length > shownThought) {
@@ -71,10 +74,12 @@ const milliseconds = (time) => (time < 1000 ? fact(time.toFixed(0), "ms") : fact
 
 // Tokens per second after the first token, the time of the first token, counts, the time of all.
 function speeds(usage, first, time, finish) {
-  const decoded = !usage?.completion_tokens || first === null ? null : 1000 * (usage.completion_tokens > 1 && time - first > 1
+  const decoded = !usage?.completion_tokens || first === null ? null
+    : 1000 * (usage.completion_tokens > 1 && time - first > 1
     ? (usage.completion_tokens - 1) / (time - first) : usage.completion_tokens / time);
   return [
-    ...(decoded === null ? [] : [make("span", {}, make("strong", {}, decoded.toFixed(decoded < 10 ? 1 : 0)), " ", term("speed", "tokens/s"))]),
+    ...(decoded === null ? [] : [make("span", {}, make("strong", {}, decoded.toFixed(decoded < 10 ? 1 : 0)), " ",
+      term("speed", "tokens/s"))]),
     ...(first === null ? [] : [make("span", {}, term("first", "first token"), " ", milliseconds(first))]),
     ...(usage ? [fact(usage.completion_tokens, "completion tokens"), fact(usage.prompt_tokens, "prompt tokens")] : []),
     milliseconds(time),

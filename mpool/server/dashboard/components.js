@@ -31,8 +31,8 @@ function gram(vectors) {
   return found;
 }
 
-// Project vectors onto their two directions of greatest variance. Returns points: [[x, y]], and shares: the parts of the
-// variance in x and in y. The sign of a direction is the one that makes its point of greatest distance positive.
+// Project vectors onto their two directions of greatest variance. Returns points: [[x, y]], and shares: the parts of
+// the variance in x and in y. The sign of a direction makes its point of greatest distance positive.
 export function principal(vectors) {
   const products = gram(vectors), total = products.reduce((sum, row, at) => sum + row[at], 0);
   const points = vectors.map(() => [0, 0]), shares = [0, 0], found = [];

@@ -3,7 +3,8 @@ import { button, byId, make } from "./dom.js";
 import { answerOf, stream } from "./answers.js";
 import { images, setImages, thumbs } from "./images.js";
 
-const IDEAS = ["Explain what an embedding is, with an example.", "Write a Python function that merges two sorted lists.",
+const IDEAS = ["Explain what an embedding is, with an example.",
+  "Write a Python function that merges two sorted lists.",
   "Compare SQLite and PostgreSQL in a table."];
 
 let exchanges = []; // [{user: {content, images} or null, answers: [one per column], element}]
@@ -18,7 +19,8 @@ function follow(change) {
 
 export function clear() {
   exchanges = [];
-  list.replaceChildren(make("div", { class: "empty" }, make("p", {}, "Ask something. The conversation stays in this page only."),
+  list.replaceChildren(make("div", { class: "empty" },
+    make("p", {}, "Ask something. The conversation stays in this page only."),
     make("p", { class: "ideas" }, ...IDEAS.map((idea) => button(idea, () => {
       byId("message").value = idea;
       byId("message").dispatchEvent(new Event("input"));
@@ -37,7 +39,8 @@ function asMessage({ content, images: seen }) {
 // The messages of an answer: its text and tool calls, and the results of these.
 function asMessages(answer) {
   if (!answer || (!answer.content && !answer.calls.length)) return [];
-  const calls = answer.calls.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } }));
+  const calls = answer.calls.map(({ id, name, arguments: given }) => ({ id, type: "function",
+    function: { name, arguments: given } }));
   return [{ role: "assistant", content: answer.content || null, ...(calls.length ? { tool_calls: calls } : {}) },
     ...answer.calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result.value }))];
 }
@@ -49,8 +52,8 @@ function draft() {
 
 const hasCalls = (exchange) => exchange?.answers.some((answer) => answer?.calls.length) ?? false;
 
-// The request that sends the message, the results of tool calls, or the last message again. A column without an answer of
-// its own has that of the first one.
+// The request that sends the message, the results of tool calls, or the last message again. A column without an answer
+// of its own has that of the first one.
 export function request({ model, sampling }, column = 0, again = false) {
   const user = again ? null : draft(), system = byId("system").value.trim(), last = exchanges.at(-1);
   const messages = exchanges.flatMap((exchange) => {
@@ -60,7 +63,8 @@ export function request({ model, sampling }, column = 0, again = false) {
     return repeated ? asked : [...asked, ...asMessages(answer)];
   });
   return { path: "/v1/chat/completions", body: { model,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages, ...(user ? [asMessage(user)] : [])],
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages,
+      ...(user ? [asMessage(user)] : [])],
     ...sampling, stream: true, stream_options: { include_usage: true } } };
 }
 
@@ -70,7 +74,8 @@ function answerFor(model, column) {
 
 function add(user, answers) {
   const asked = user && make("article", { class: "turn user", "aria-label": "You" },
-    ...(user.images.length ? [make("div", { class: "thumbs" }, ...thumbs(user.images))] : []), make("pre", {}, user.content));
+    ...(user.images.length ? [make("div", { class: "thumbs" }, ...thumbs(user.images))] : []),
+      make("pre", {}, user.content));
   const element = make("div", { class: "exchange" }, ...(asked ? [asked] : []),
     make("div", { class: "columns" }, ...answers.map((answer) => answer.element)));
   list.querySelector(".empty")?.remove();

@@ -36,8 +36,9 @@ function read(file) {
 }
 
 function fault(file) {
-  if (!TYPES.includes(file.type)) return `${file.name} is not an image that the server reads: PNG, JPEG, WebP, GIF or BMP.`;
-  return file.size > LARGEST ? `${file.name} has ${Math.ceil(file.size / 1e6)} MB; an image may have ${LARGEST / 1e6} MB.` : null;
+  if (!TYPES.includes(file.type)) return `${file.name} is not a PNG, JPEG, WebP, GIF or BMP image.`;
+  return file.size <= LARGEST ? null
+    : `${file.name} has ${Math.ceil(file.size / 1e6)} MB; an image may have ${LARGEST / 1e6} MB.`;
 }
 
 async function add(files) {

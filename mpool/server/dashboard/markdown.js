@@ -52,7 +52,8 @@ function* blocks(text) {
       kind = "list";
       for (at++; at < lines.length; at++) {
         const next = isBlank(lines[at]) ? lines[at + 1] ?? "" : lines[at];
-        if (isBlank(next) || (!ITEM.test(next) && !/^\s{2,}/.test(next) && (isBlank(lines[at]) || beginsBlock(lines, at)))) break;
+        if (isBlank(next) || (!ITEM.test(next) && !/^\s{2,}/.test(next)
+          && (isBlank(lines[at]) || beginsBlock(lines, at)))) break;
       }
     } else if (isTable(lines, at)) {
       kind = "table";
@@ -70,19 +71,22 @@ export const coloured = (text, language) => highlight(text, language).map(([kind
 
 // A block of source text with its language and a button that copies it.
 export const codeBlock = (text, language) => make("div", { class: "code" },
-  make("div", { class: "code-head" }, make("span", {}, language || "text"), copyButton("Copy", () => text, { class: "small" })),
+  make("div", { class: "code-head" }, make("span", {}, language || "text"),
+    copyButton("Copy", () => text, { class: "small" })),
   make("pre", { tabindex: 0, role: "group", "aria-label": "Code" }, make("code", {}, ...coloured(text, language))));
 
 function code(lines) {
   const [, mark, info] = FENCE.exec(lines[0]);
-  const closed = lines.length > 1 && new RegExp(`^ {0,3}${mark[0]}{${mark.length},}[ \\t]*$`).test(lines[lines.length - 1]);
+  const end = new RegExp(`^ {0,3}${mark[0]}{${mark.length},}[ \\t]*$`);
+  const closed = lines.length > 1 && end.test(lines.at(-1));
   return codeBlock(lines.slice(1, closed ? -1 : undefined).join("\n"), info.trim().split(/[\s{,]/)[0].slice(0, 40));
 }
 
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((part) => part.trim());
 
 function table(lines, depth) {
-  const sides = cells(lines[1]).map((part) => (part.endsWith(":") ? (part.startsWith(":") ? "centre" : "right") : null));
+  const sides = cells(lines[1]).map((part) =>
+    (!part.endsWith(":") ? null : part.startsWith(":") ? "centre" : "right"));
   const row = (line, tag) => make("tr", {}, ...cells(line).map((part, at) =>
     make(tag, { class: sides[at] }, ...inline(part, depth))));
   return make("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Table" }, make("table", {},
@@ -196,7 +200,8 @@ export function render(parent, text) {
   const old = parent.blocks ?? [];
   parent.blocks = shown(text).map((part, at) => {
     const same = old[at]?.kind === part.kind && old[at].source === part.source;
-    const element = same ? old[at].element : part.kind === "plain" ? make("p", { class: "plain" }, part.source) : block(part);
+    const element = same ? old[at].element
+      : part.kind === "plain" ? make("p", { class: "plain" }, part.source) : block(part);
     if (!same && old[at]) old[at].element.replaceWith(element);
     else if (!same) parent.append(element);
     return { kind: part.kind, source: part.source, element };

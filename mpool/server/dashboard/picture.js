@@ -35,8 +35,10 @@ function place(field, points) {
   const taken = points.map(({ x, y, size }) =>
     [(x * width) / 100 - size, (y * height) / 100 - size, (x * width) / 100 + size, (y * height) / 100 + size]);
   points.forEach(({ button, label }, at) => {
-    const [left, top, right, bottom] = taken[at], own = Math.min(label.textContent.length * 6.6 + 8, 260), middle = (top + bottom) / 2;
-    const boxes = { right: [right, middle - 10, right + own, middle + 10], left: [left - own, middle - 10, left, middle + 10] };
+    const [left, top, right, bottom] = taken[at], middle = (top + bottom) / 2;
+    const own = Math.min(label.textContent.length * 6.6 + 8, 260);
+    const boxes = { right: [right, middle - 10, right + own, middle + 10],
+      left: [left - own, middle - 10, left, middle + 10] };
     const side = Object.keys(boxes).find((name) => {
       const box = boxes[name];
       return box[0] >= 0 && box[2] <= width && !taken.some((other, index) => index !== at && overlap(box, other));
@@ -53,12 +55,14 @@ export function picture(items, vectors) {
   const points = items.map(({ text, url }, index) => {
     const label = make("span", { class: "label" }, text.slice(0, 300));
     const button = make("button", { type: "button", class: url ? "point seen" : "point", tabindex: -1,
-      "aria-label": `${index + 1}: ${text.slice(0, 300)}` }, url ? make("img", { src: url, alt: "" }) : String(index + 1), label);
+      "aria-label": `${index + 1}: ${text.slice(0, 300)}` },
+    url ? make("img", { src: url, alt: "" }) : String(index + 1), label);
     button.style.left = `${at[index][0]}%`;
     button.style.top = `${at[index][1]}%`;
     return { button, label, x: at[index][0], y: at[index][1], size: url ? 24 : 12 };
   });
-  const field = make("div", { class: "field", role: "group", "aria-label": "Picture of the vectors. Arrow keys move between points." },
+  const field = make("div", { class: "field", role: "group",
+    "aria-label": "Picture of the vectors. Arrow keys move between points." },
     ...points.map(({ button }) => button));
   const hint = "Point at one, or use the arrow keys: its text and the most similar ones are shown here.";
 
@@ -84,12 +88,15 @@ export function picture(items, vectors) {
 
   // Arrow keys go to the next point in their direction's order: every point is reached.
   function move(event) {
-    const axis = { ArrowLeft: "x", ArrowRight: "x", ArrowUp: "y", ArrowDown: "y" }[event.key], edge = { Home: 0, End: -1 }[event.key];
+    const axis = { ArrowLeft: "x", ArrowRight: "x", ArrowUp: "y", ArrowDown: "y" }[event.key];
+    const edge = { Home: 0, End: -1 }[event.key];
     if (!axis && edge === undefined) return;
     event.preventDefault();
-    const order = points.map((_, index) => index).sort((one, other) => points[one][axis ?? "x"] - points[other][axis ?? "x"]);
+    const order = points.map((_, index) => index)
+      .sort((one, other) => points[one][axis ?? "x"] - points[other][axis ?? "x"]);
     const now = order.indexOf(points.findIndex(({ button }) => button === document.activeElement));
-    const next = edge ?? (now + (["ArrowRight", "ArrowDown"].includes(event.key) ? 1 : -1) + order.length) % order.length;
+    const step = ["ArrowRight", "ArrowDown"].includes(event.key) ? 1 : -1;
+    const next = edge ?? (now + step + order.length) % order.length;
     points[order.at(next)].button.focus();
   }
   points.forEach(({ button }, index) => {

@@ -11,7 +11,8 @@ const TASKS = {
   chat: ["Chat", ["chat", "vision"], "", "", "Send"],
   embed: ["Embed texts", ["embed"], "Texts, one per line",
     "Bread rises because of yeast.\nThe dough grows in the warm kitchen.\nA sourdough starter needs flour and water.\n"
-    + "Shares fell on Monday.\nThe bank raised its interest rate.\nThe cat sleeps on the roof.\nA puppy chases its tail.", "Embed"],
+    + "Shares fell on Monday.\nThe bank raised its interest rate.\nThe cat sleeps on the roof.\n"
+    + "A puppy chases its tail.", "Embed"],
   rerank: ["Rerank", ["rerank"], "Documents, one per line",
     "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday.", "Rank"],
   embed_image: ["Embed images", ["embed_image"], "", "", "Embed"],
@@ -106,7 +107,7 @@ async function load() {
   choose(first);
 }
 
-// ---- settings behind a button, on narrow screens ---------------------------------------------------------------------
+// ---- settings behind a button, on narrow screens --------------------------------------------------------------------
 
 const side = byId("settings"), opener = byId("open-settings");
 
@@ -120,8 +121,10 @@ function showSettings(shown, focus = true) {
 opener.addEventListener("click", () => showSettings(true));
 byId("close-settings").addEventListener("click", () => showSettings(false));
 side.addEventListener("keydown", (event) => event.key === "Escape" && showSettings(false));
-side.addEventListener("focusout", ({ relatedTarget }) => relatedTarget && !side.contains(relatedTarget) && showSettings(false, false));
-document.addEventListener("click", ({ target }) => side.contains(target) || opener.contains(target) || showSettings(false, false));
+side.addEventListener("focusout", ({ relatedTarget }) => relatedTarget && !side.contains(relatedTarget)
+  && showSettings(false, false));
+document.addEventListener("click", ({ target }) => side.contains(target) || opener.contains(target)
+  || showSettings(false, false));
 
 // ---- requests -------------------------------------------------------------------------------------------------------
 
@@ -140,16 +143,16 @@ function tools() {
   } catch (error) {
     throw new Error(`Tools must be a JSON list of functions: ${error.message}`);
   }
-  if (!Array.isArray(found)) throw new Error('Tools must be a JSON list, such as [{"type": "function", "function": {"name": "f"}}].');
+  if (!Array.isArray(found)) throw new Error(`Tools must be a JSON list, such as ${JSON.stringify(EXAMPLE)}`);
   return found;
 }
 
 const lines = () => byId("text").value.split("\n").map((line) => line.trim()).filter(Boolean);
 
 // Options of the request to a model. Fields without a value are left out: JSON has no undefined.
-const options = (model) => ({ model, images, number, text: byId("text").value, lines: lines(), query: byId("query").value,
-  sampling: task !== "chat" ? {} : JSON.parse(JSON.stringify({ max_tokens: number("tokens"), temperature: number("temperature"),
-    seed: number("seed"), tools: tools() })) });
+const options = (model) => ({ model, images, number, text: byId("text").value, lines: lines(),
+  query: byId("query").value, sampling: task !== "chat" ? {} : JSON.parse(JSON.stringify({
+    max_tokens: number("tokens"), temperature: number("temperature"), seed: number("seed"), tools: tools() })) });
 
 function request(given) {
   const found = task === "chat" ? conversation.request(given) : RESULTS[task].request(given);
@@ -158,9 +161,11 @@ function request(given) {
 
 // Run a task other than chat with every chosen model: one column each.
 async function results(signal) {
-  const columns = chosen().map((model) => ({ model, output: make("div", { class: "result" }), facts: make("p", { class: "speeds" }) }));
+  const columns = chosen().map((model) => ({ model, output: make("div", { class: "result" }),
+    facts: make("p", { class: "speeds" }) }));
   const two = columns.length > 1, progress = (text) => two || say(text);
-  output.replaceChildren(make("div", { class: "columns" }, ...columns.map((column) => make("article", { "aria-label": column.model },
+  output.replaceChildren(make("div", { class: "columns" }, ...columns.map((column) =>
+    make("article", { "aria-label": column.model },
     ...(two ? [make("h3", { class: "model-name" }, column.model)] : []), column.output, column.facts))));
   const done = await Promise.allSettled(columns.map(async (column) => {
     const given = { ...options(column.model), output: column.output, progress }, began = performance.now();
@@ -170,7 +175,8 @@ async function results(signal) {
       if (two) setText(column.facts, text);
       return two ? "done" : text;
     } catch (error) {
-      if (two && !signal.aborted) column.output.replaceChildren(make("p", { class: "bad", role: "alert" }, error.message));
+      const shown = two && !signal.aborted ? [make("p", { class: "bad", role: "alert" }, error.message)] : [];
+      column.output.replaceChildren(...shown);
       throw error;
     }
   }));

@@ -10,7 +10,8 @@ const LISTED = 50; // vectors that are listed
 function bars(vector) {
   const shown = vector.slice(0, 256);
   const most = Math.max(...shown.map(Math.abs)) || 1;
-  return makeSvg("svg", { viewBox: `0 -1 ${shown.length} 2`, preserveAspectRatio: "none", class: "bars", "aria-hidden": "true" },
+  return makeSvg("svg", { viewBox: `0 -1 ${shown.length} 2`, preserveAspectRatio: "none", class: "bars",
+    "aria-hidden": "true" },
     ...shown.map((value, at) => makeSvg("rect", { x: at, width: 0.9, y: value > 0 ? -value / most : 0,
       height: Math.abs(value) / most, class: value > 0 ? "plus" : "minus" })));
 }
@@ -35,13 +36,16 @@ function named({ text, url }) {
 // Show vectors: a picture, the similarity of all pairs, and the numbers. items: [{text, url}], one per vector.
 function vectors(output, items, found) {
   const rows = found.data.map((one) => one.embedding), few = rows.length > 1 && rows.length <= MATRIX;
-  const pairs = few ? [make("div", { class: "pairs" }, make("p", {}, term("similarity", "Similarity of all pairs")), matrix(rows))] : [];
+  const pairs = few ? [make("div", { class: "pairs" },
+    make("p", {}, term("similarity", "Similarity of all pairs")), matrix(rows))] : [];
   const notes = [...(rows.length > POINTS ? [`The picture has the first ${POINTS} vectors.`] : []),
     ...(rows.length > LISTED ? [`The list has the first ${LISTED} of ${rows.length} vectors.`] : [])];
   output.replaceChildren(
-    ...(rows.length > 1 ? [make("div", { class: "seen-pairs" }, picture(items.slice(0, POINTS), rows.slice(0, POINTS)), ...pairs)] : []),
+    ...(rows.length > 1 ? [make("div", { class: "seen-pairs" },
+      picture(items.slice(0, POINTS), rows.slice(0, POINTS)), ...pairs)] : []),
     ...(notes.length ? [make("p", { class: "soft" }, notes.join(" "))] : []),
-    make("ol", { class: "inputs" }, ...rows.slice(0, LISTED).map((vector, at) => make("li", {}, named(items[at]), bars(vector)))));
+    make("ol", { class: "inputs" }, ...rows.slice(0, LISTED).map((vector, at) => make("li", {}, named(items[at]),
+      bars(vector)))));
   return `${rows.length} vector${rows.length === 1 ? "" : "s"} of ${rows[0].length} numbers`;
 }
 
@@ -49,8 +53,8 @@ function needLines(lines, name) {
   if (!lines.length) throw new Error(`Write at least one ${name}.`);
 }
 
-// Task -> request(options): {path, body}, and run(request, options, signal): shows the result in options.output, returns a
-// summary. options: model, images [{name, url}], text, lines, query, number(id), output, progress(text).
+// Task -> request(options): {path, body}, and run(request, options, signal): shows the result in options.output,
+// returns a summary. options: model, images [{name, url}], text, lines, query, number(id), output, progress(text).
 export const TASKS = {
   embed: {
     request: ({ model, lines }) => ({ path: "/v1/embeddings", body: { model, input: lines } }),

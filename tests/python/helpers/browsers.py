@@ -133,8 +133,8 @@ def violations(driver: Any) -> list[tuple[str, list[str]]]:
     driver.execute_script(resources.files(rules).joinpath("axe.min.js").read_text(encoding="utf-8"))
     found: list[dict[str, Any]] = driver.execute_async_script("""
         const done = arguments[0];
-        axe.run({ resultTypes: ['violations'] }).then(({ violations }) => done(violations), (error) => done([{ id: String(error),
-            nodes: [] }]));""")
+        axe.run({ resultTypes: ['violations'] }).then(({ violations }) => done(violations),
+            (error) => done([{ id: String(error), nodes: [] }]));""")
     return [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in found]
 
 

@@ -283,6 +283,7 @@ _LAYOUT = """
         if (!one.checkVisibility() || ['OPTION', 'NOSCRIPT'].includes(one.tagName)) continue;
         const own = [...one.childNodes].filter(node => node.nodeType === 3 && node.textContent.trim());
         const style = getComputedStyle(one), name = one.outerHTML.slice(0, 90);
+        if (style.position === 'fixed' && one.getBoundingClientRect().right < 0) continue;  // only for screen readers
         if (!scrolls(one) && style.overflowX !== 'visible' && one.scrollWidth > one.clientWidth + 1
             && !one.ownerSVGElement) wrong.push(['cut', name]);
         for (const node of own) {

@@ -34,7 +34,7 @@ def server(llama: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield made
 
 
-#: Records the bodies of chat requests in window.sent. Answers the first one with the given deltas instead of the server.
+#: Records the bodies of chat requests in window.sent. Answers the first one with the given deltas, if there are some.
 _STREAM = """
     const deltas = arguments[0], real = window.fetch, encoder = new TextEncoder();
     window.sent = [];
@@ -96,7 +96,7 @@ def test_two_models_answer_side_by_side(page: Any, server: Any) -> None:
     talks: dict[str, list[dict[str, str]]] = {name: [] for name in models}
     for question in ("Name a digit.", "And another?"):
         _say(page, question)
-        for at, (name, answer) in enumerate(zip(models, _answers(page), strict=True)):
+        for name, answer in zip(models, _answers(page), strict=True):
             talks[name].append({"role": "user", "content": question})
             wanted = server.state.pool.chat(talks[name], name, temperature=0, max_tokens=20)
             body = page.execute_script("return sent.findLast((one) => one.model === arguments[0])", name)
@@ -125,7 +125,8 @@ def test_both_models_stream_at_once_and_stop_together(page: Any, server: Any) ->
             ? { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) } : options);
         document.getElementById('run').click();
         const wait = () => {
-            const busy = [...document.querySelectorAll('.turn[aria-busy] .markdown')].map((one) => one.textContent.length);
+            const busy = [...document.querySelectorAll('.turn[aria-busy] .markdown')]
+                .map((one) => one.textContent.length);
             if (busy.length < 2 || Math.min(...busy) < 50) return setTimeout(wait, 2);
             document.getElementById('stop').click();
             done();
@@ -140,15 +141,16 @@ def test_one_model_that_fails_leaves_the_other(page: Any, server: Any) -> None:
     _compare(page, "chat", ("llama", "digits-llava"))
     page.execute_script("""
         const real = window.fetch;
-        window.fetch = (path, options) => real(path, options.body ? { ...options, body: options.body.replace('llama', 'gone') }
-            : options);""")
+        window.fetch = (path, options) => real(path, options.body
+            ? { ...options, body: options.body.replace('llama', 'gone') } : options);""")
     fill(page, "tokens", "5")
     fill(page, "message", "Hello")
     click(page, "run")
     until(lambda: "gone" in wait_done(page))
     failed, answered = _answers(page)
     assert "gone" in failed.find_element(By.CSS_SELECTOR, "[role=alert]").text
-    assert "completion tokens" in answered.text and not answered.find_element(By.CSS_SELECTOR, "[role=alert]").is_displayed()
+    assert "completion tokens" in answered.text
+    assert not answered.find_element(By.CSS_SELECTOR, "[role=alert]").is_displayed()
     assert [entry for entry in page.get_log("browser") if "404" in entry["message"]]  # the browser logs it, too
 
 
@@ -330,7 +332,8 @@ def _save(driver: Any, name: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_playground_breaks_no_rule_of_accessibility(page: Any, scheme: str) -> None:
     """Names, roles, contrast and keyboard, as axe checks them, in every state of the playground."""
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                         {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
     try:
         for width in (1400, 820, 390):
             resize(page, width)

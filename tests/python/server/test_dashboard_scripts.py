@@ -82,7 +82,8 @@ def test_headings_are_larger_than_text(page: Any) -> None:
         import('/dashboard/markdown.js').then(({ render }) => {
             document.body.append(document.createElement('div'));
             document.body.lastChild.className = 'markdown';
-            render(document.body.lastChild, 'x\\n\\n' + [6, 5, 4, 3, 2, 1].map((n) => '#'.repeat(n) + ' x').join('\\n'));
+            render(document.body.lastChild,
+                'x\\n\\n' + [6, 5, 4, 3, 2, 1].map((n) => '#'.repeat(n) + ' x').join('\\n'));
             done([...document.body.lastChild.children].map((one) => parseFloat(getComputedStyle(one).fontSize)));
         });""")
     assert len(sizes) == 7 and sizes[0] < sizes[1] and sizes == sorted(sizes) and sizes[-1] > 1.4 * sizes[0]
@@ -91,7 +92,8 @@ def test_headings_are_larger_than_text(page: Any) -> None:
 #: Texts that take a careless page minutes, or more elements than a browser lays out in seconds.
 BOMBS = [
     "> " * 100_000 + "x", "\n".join("  " * n + "- x" for n in range(1000)), "- " * 500_000, "> - " * 100_000,
-    "- x\n" * 250_000, "---\n" * 250_000, "# a\n" * 250_000, "```\n" * 250_000, "a\n\n" * 300_000, "- a\n\n\n" * 100_000,
+    "- x\n" * 250_000, "---\n" * 250_000, "# a\n" * 250_000, "```\n" * 250_000, "a\n\n" * 300_000,
+    "- a\n\n\n" * 100_000,
     "*" * 1_000_000, "**a " * 4900, "[" * 50_000, "[a](" * 4900, "`" * 50_001, "`a ``b " * 2800, "_a" * 9900,
     "|-" * 50_000 + "\n" + "|-" * 50_000, "|a|b|\n|-|-|\n" + "|1|2|\n" * 100_000, "|a|\n|-|\n" + "|" * 200_000,
     "~" * 50_000 + "\n" * 50_000, "x" * 1_000_000, " " * 1_000_000 + "x", "```python\n" + "x = 1\n" * 170_000,
@@ -112,7 +114,8 @@ def test_hostile_markdown_is_bounded_in_elements_and_depth(page: Any, at: int) -
             const kept = parent.firstElementChild;
             const found = [parent.querySelectorAll('*').length, depth(parent), parent.textContent.length];
             render(parent, source + '\\n\\nend');
-            done([...found, parent.offsetHeight > 0 && (kept === parent.firstElementChild || parent.children.length < 3)]);
+            done([...found, parent.offsetHeight > 0
+                && (kept === parent.firstElementChild || parent.children.length < 3)]);
         });""", source)
     assert elements < 12_000 and depth < 30 and again
     assert length > len(source) / 20 or source.strip("|-~`\n# ") in ("", "a")
@@ -121,9 +124,11 @@ def test_hostile_markdown_is_bounded_in_elements_and_depth(page: Any, at: int) -
 # ---- colours of source text ------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("language", "source", "wanted"), [
-    ("python", '@app.get("/x")\ndef f(a=0x1F):  # it\'s\n    """doc "x" """\n    return f"{a}" if a is None else g(1.5)',
-     {"meta": ["@app.get"], "string": ['"/x"', '"""doc "x" """', 'f"{a}"'], "keyword": ["def", "return", "if", "is", "else"],
-      "call": ["f", "g"], "number": ["0x1F", "1.5"], "comment": ["# it's"], "literal": ["None"]}),
+    ("python",
+     '@app.get("/x")\ndef f(a=0x1F):  # it\'s\n    """doc "x" """\n    return f"{a}" if a is None else g(1.5)',
+     {"meta": ["@app.get"], "string": ['"/x"', '"""doc "x" """', 'f"{a}"'],
+      "keyword": ["def", "return", "if", "is", "else"], "call": ["f", "g"], "number": ["0x1F", "1.5"],
+      "comment": ["# it's"], "literal": ["None"]}),
     ("JSON", '{"a": [1, -2.5e3, true], "b\\"c" : "d: e"}',
      {"key": ['"a"', '"b\\"c"'], "number": ["1", "2.5e3"], "literal": ["true"], "string": ['"d: e"']}),
     ("ts", "const x = `a ${b} \\` c`; // it's\n/* y\n'z */ f('\\'') /* open",
@@ -158,7 +163,8 @@ def test_highlighted_code_is_text(page: Any) -> None:
 
 def test_hostile_source_is_coloured_once(page: Any) -> None:
     """No part of a text is lost or tried again and again: the sizes would take minutes with quadratic expressions."""
-    parts = ['"', "'", "`", "\\", "'\\", '"""a\n', "/*", "#", "@a", "${", "--", "<", "1.", "[", " -", "\n[", "a ", " " * 99]
+    parts = ['"', "'", "`", "\\", "'\\", '"""a\n', "/*", "#", "@a", "${", "--", "<", "1.", "[", " -", "\n[",
+             "a ", " " * 99]
     for language in ("python", "json", "javascript", "shell", "c", "rust", "go", "sql", "yaml"):
         sources = [part * (50_000 // len(part)) for part in parts]
         found = page.execute_async_script("""
