@@ -150,7 +150,8 @@ def test_hostile_names_are_text(page: Any, server: Any) -> None:
     assert page.execute_script("return window.ran ?? document.querySelectorAll('main img').length") == 0
 
 
-def test_a_pull_shows_its_progress_or_why_there_is_none(driver: Any, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_shows_its_progress_or_why_there_is_none(driver: Any, bert: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
 
     def resolve(name: str, offline: bool | None = None, progress: Any = None) -> None:
