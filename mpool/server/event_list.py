@@ -96,6 +96,8 @@ class EventList:
         self._events: deque[ServerEvent] = deque(maxlen=KEPT)
         self._refusals: deque[ServerEvent] = deque(maxlen=KEPT)
         self._workers: dict[str, set[int]] = {}  # core key -> workers that serve it
+        self._loaded: set[str] = set()  # core keys whose load is in the list, and whose unload is not
+        self._unloaded_at: dict[str, float] = {}  # core key -> time.monotonic()
         self._asked: set[str] = set()  # core keys that a client unloads
         self._started = False
 
@@ -109,6 +111,7 @@ class EventList:
             self._pool.on(kind, handler)  # type: ignore[arg-type]
         for pong in self._pool.ping():
             self._workers.setdefault(pong.model, set()).add(pong.worker_id)
+            self._loaded.add(pong.model)
 
     # ---- what clients do ---------------------------------------------------------------------------------------------
 
@@ -139,10 +142,14 @@ class EventList:
 
     def _ready(self, event: PoolEvent) -> None:
         workers = self._workers.setdefault(event.model, set())
-        first = not workers
         workers.add(event.worker_id or 0)
-        if first:
-            row = self._row(event.model)
+        if event.model in self._loaded:
+            return
+        row = self._row(event.model)
+        if row is not None and row["state"] not in ("cold", "evicting") \
+                or event.timestamp - self._unloaded_at.get(event.model, -_SAMPLE) >= _SAMPLE:
+            # not a second worker that became ready while the model was being unloaded
+            self._loaded.add(event.model)
             self.add("load", event.model, "", seconds=row["load_seconds"] if row is not None else None)
 
     def _row(self, key: str) -> dict[str, Any] | None:
@@ -153,7 +160,9 @@ class EventList:
     def _evicted(self, event: PoolEvent) -> None:
         workers = self._workers.setdefault(event.model, set())
         workers.discard(event.worker_id or 0)
-        if not workers:  # others keep serving if a single worker was stopped because it was idle
+        if not workers and event.model in self._loaded:  # others keep serving if a single worker was stopped because it was idle
+            self._loaded.discard(event.model)
+            self._unloaded_at[event.model] = event.timestamp
             self._unloaded(event.model)
 
     def _unloaded(self, key: str) -> None:
@@ -176,6 +185,8 @@ class EventList:
         workers = self._workers.setdefault(event.model, set())
         served = event.worker_id in workers
         workers.discard(event.worker_id or 0)
+        if not workers:  # its replacement loads the model again
+            self._loaded.discard(event.model)
         cause = _causes.by_worker.pop(event.worker_id or 0, None) if served else None
         self.add("death" if served else "load_failed", event.model, cause or _MEANINGS.get(event.status, ""),
                  event.status, worker=event.worker_id)

@@ -29,10 +29,11 @@ from ..stores import STORES
 from .errors import Refusal
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ..models import ModelDescription
     from ..models.spec import EmbeddingSettings
     from ..pool import Pool
-    from .ollama_models import Download
 
 _NAME = re.compile(r"(?!.*(?:\.\.|//|/$))[A-Za-z0-9][A-Za-z0-9._:+/-]{0,127}")
 #: Maximum number of aliases, and of adapters that an error message names.
@@ -91,6 +92,26 @@ class ServedModel:
     def capabilities(self) -> tuple[str, ...]:
         """Capabilities of the model. Reads the metadata in its files if it was not read before."""
         return self.model.capabilities
+
+
+@dataclass(slots=True)
+class Download:
+    """A download in progress.
+
+    Attributes:
+        ended: Done when the download has ended.
+        done: Bytes so far.
+        total: All bytes, or None.
+    """
+
+    ended: asyncio.Future[None]
+    done: int = 0
+    total: int | None = None
+
+    def report(self, done: int, total: int | None) -> None:
+        """Set the bytes. Another total is that of another source, whose bytes count from 0."""
+        self.done = done if total != self.total else max(self.done, done)
+        self.total = total
 
 
 class Models:
@@ -477,4 +498,5 @@ def name_of(ref: str) -> str:
     return _GGUF_SUFFIX.sub("", last)
 
 
-__all__ = ["Models", "ServedModel", "embedding_of", "is_cached", "is_missing", "name_of", "read_refs", "split_adapter"]
+__all__ = ["Download", "Models", "ServedModel", "embedding_of", "is_cached", "is_missing", "name_of", "read_refs",
+           "split_adapter"]

@@ -24,6 +24,7 @@ from ..models.sources import downloads_disabled
 from ..records import logger
 from . import thinking
 from .errors import Refusal
+from .models import Download
 
 if TYPE_CHECKING:
     from .models import ServedModel
@@ -156,26 +157,6 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-@dataclass(slots=True)
-class Download:
-    """A download in progress.
-
-    Attributes:
-        ended: Done when the download has ended.
-        done: Bytes so far.
-        total: All bytes, or None.
-    """
-
-    ended: asyncio.Future[None]
-    done: int = 0
-    total: int | None = None
-
-    def report(self, done: int, total: int | None) -> None:
-        """Set the bytes. Another total is that of another source, whose bytes count from 0."""
-        self.done = done if total != self.total else max(self.done, done)
-        self.total = total
-
-
 def pull_refusal(state: State) -> str | None:
     """Return why clients cannot download models; None: they can."""
     if not state.models.catalogue:
@@ -262,5 +243,5 @@ def _start_download(key: str, state: State) -> Download:
     return found
 
 
-__all__ = ["Download", "OllamaDescription", "describe", "digest_of", "fetch", "parameter_size", "progress",
+__all__ = ["OllamaDescription", "describe", "digest_of", "fetch", "parameter_size", "progress",
            "pull_refusal", "template_capabilities"]
