@@ -42,6 +42,7 @@ function choose(name) {
   task = name;
   byId("playground").dataset.task = name;
   text.value = texts[name] ?? example;
+  text.rows = name === "image" ? 3 : 7;
   setText(byId("text-label"), label);
   setText(byId("run"), action);
   for (const field of document.querySelectorAll("[data-for]")) {
@@ -90,9 +91,10 @@ function addTasks() {
 async function load() {
   if (running) return;
   try {
-    const found = await json("/api/mpool/models");
+    const found = await json("/api/mpool/models"), same = JSON.stringify(found.models) === JSON.stringify(models);
     models = found.models;
     setToken(found.token);
+    if (same && task) return;
   } catch (error) {
     say(error.message);
     return;
