@@ -5,7 +5,7 @@ import { principal } from "./components.js";
 
 export const POINTS = 300; // vectors in a picture
 const NAMED = 40; // points that have a label
-const EDGE = 8, NEAREST = 3;
+const EDGE = 8, NEAREST = 2;
 
 export function cosine(one, other) {
   const dot = (left, right) => left.reduce((sum, value, at) => sum + value * right[at], 0);

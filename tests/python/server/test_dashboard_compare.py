@@ -6,18 +6,22 @@ Skipped if Chromium is not installed. ``MPOOL_SCREENSHOTS=FOLDER`` saves screens
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chainmodels
 import numpy as np
 import pytest
+import toolmodels as tm
 
 from browsers import (  # noqa: F401 - fixtures
     choose, choose_task, click, driver, every_task, fill, find, needs_browser, page, resize, text, until, violations,
     wait_done)
-from servers import server_idle
+from servers import server_idle, serving
+from tooldata import WORDS, WRITES
 
 from selenium import webdriver  # noqa: E402 - browsers.py skips the tests if it is not installed
 from selenium.webdriver.common.actions.action_builder import ActionBuilder  # noqa: E402
@@ -201,6 +205,30 @@ def test_reasoning_and_tool_calls_are_folded_and_results_are_sent(page: Any) -> 
         == [{"name": "<i>f</i>", "arguments": '{"x": "<u></u>"}'}, {"name": "g", "arguments": "{}"}]
     assert results == [{"role": "tool", "tool_call_id": "one", "content": "sunny"},
                        {"role": "tool", "tool_call_id": "two", "content": "12:00"}]
+
+
+def test_tool_call_of_a_model_and_its_result(driver: Any, tmp_path: Path) -> None:
+    """The server accepts the messages that the page sends, and the template shows the result to the model."""
+    pytest.importorskip("llguidance")
+    model = chainmodels.save(tmp_path, tm.HERMES, WRITES, WORDS)
+    with serving([f"writes={model}"]) as made:
+        driver.get(made.url + "/#/playground")
+        until(lambda: find(driver, "#model option"))
+        driver.execute_script(_STREAM, None)
+        driver.execute_script("document.getElementById('tools').value = arguments[0]", json.dumps([tm.CLOCK]))
+        for name, value in (("tokens", "60"), ("temperature", "0"), ("message", "Time?")):
+            fill(driver, name, value)
+        click(driver, "run")
+        (call,) = until(lambda: wait_done(driver) == "done" and find(driver, ".call"))
+        assert "clock" in call.text
+        call.find_element(By.TAG_NAME, "summary").click()
+        call.find_element(By.TAG_NAME, "textarea").send_keys("noon")
+        _say(driver, "Thanks")
+        user, assistant, result, last = driver.execute_script("return sent[1].messages")
+        assert (result["content"], last["content"]) == ("noon", "Thanks")
+        assert assistant["tool_calls"][0]["id"] == result["tool_call_id"]
+        assert not find(driver, ".exchange:last-child [role=alert]")[0].is_displayed()
+        driver.get("about:blank")
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
