@@ -83,6 +83,9 @@ class Routes:
                 methods["HEAD"] = methods["GET"]
         self._prefixes = [(path.removesuffix("{id}"), self._endpoints.pop(path)) for path in tuple(self._endpoints)
                           if path.endswith("{id}")]
+        self._paths = "GET /openapi.json lists the paths. The base URL of OpenAI's clients ends in /v1, that of " \
+            "Anthropic's and Ollama's does not." if "/openapi.json" in self._endpoints else \
+            "The paths are " + ", ".join(f"{operation.method} {operation.path}" for operation in operations) + "."
 
     def _find(self, path: str) -> dict[str, Endpoint] | None:
         found = self._endpoints.get(path)
@@ -97,7 +100,7 @@ class Routes:
         if endpoint is not None:
             await endpoint(scope, receive, send)
             return
-        refusal = Refusal("not_found" if methods is None else "method_not_allowed")
+        refusal = Refusal("not_found", self._paths) if methods is None else Refusal("method_not_allowed")
         response = refusal_response(refusal, scope)
         log_refused(scope, refusal, response.status_code)
         if methods is not None:

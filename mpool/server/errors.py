@@ -61,16 +61,15 @@ TABLE: dict[str, Row] = {
     "forbidden_origin": Row(403, "permission_error", "This origin may not call the server. Start mpool serve "
                                                      "with --allow-origin ORIGIN to allow it."),
     "model_not_found": Row(404, _REQUEST, "Model not found. GET /v1/models lists the models."),
-    "not_found": Row(404, _REQUEST, "Path not found. GET /openapi.json lists the paths. The base URL of OpenAI's "
-                                    "clients ends in /v1, that of Anthropic's and Ollama's does not."),
+    "not_found": Row(404, _REQUEST, "Path not found."),
     "method_not_allowed": Row(405, _REQUEST, "The path does not allow this method."),
     "busy": Row(409, _REQUEST, "The worker is running a job.", 1),
     "request_timeout": Row(408, _REQUEST, "The request took too long to arrive."),
     "request_too_large": Row(413, _REQUEST, "The body, or a text in it, is longer than allowed."),
     "unsupported_media_type": Row(415, _REQUEST, "The body must be uncompressed JSON with the header "
                                               "Content-Type: application/json."),
-    "misdirected": Row(421, _REQUEST, "The Host header does not name this server. Start mpool serve with "
-                                              "--allow-host NAME:PORT to accept another name."),
+    "misdirected": Row(421, _REQUEST, "The Host header does not name this server. Use its address, or start mpool "
+                                      "serve with --allow-host NAME:PORT to accept another name."),
     "headers_too_large": Row(431, _REQUEST, "The request's headers are larger than allowed."),
     "cancelled": Row(499, _REQUEST, "The request was cancelled."),
     "internal": Row(500, _SERVER, "Internal error. The server's log has the details."),

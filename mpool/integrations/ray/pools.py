@@ -108,7 +108,7 @@ class Pools:
 
     def resident(self) -> list[str]:
         """Return the names of the models that are loaded or loading."""
-        resident = {row.key for row in self.pool.ps() if row.state in ("loading", "ready")}
+        resident = {row.model for row in self.pool.ps() if row.state in ("loading", "ready")}
         return [served.name for served in self.state.models.all()
                 if resident.intersection(served.model.core_keys)]
 

@@ -403,7 +403,7 @@ def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
         until(lambda: row_of(pool).isolation == "thread" and not row_of(pool).processes)
         named = pool.register("own", llama, isolation="process")
         assert named.generate("a", **TEXT).text
-        assert [row.isolation for row in pool.ps() if row.key == "own"] == ["process"]
+        assert [row.isolation for row in pool.ps() if row.model == "own"] == ["process"]
         import pickle
 
         again = pickle.loads(pickle.dumps(named))
