@@ -126,7 +126,7 @@ def test_a_death_is_one_warning(wide: Path, pool: mpool.Pool, number: int, caplo
     job.result()
     until(lambda: len(deaths(caplog)) == len(before))
     found = deaths(caplog)
-    key = row_of(pool).key
+    key = row_of(pool).model
     assert {(level, row["model"], row["failed"]) for level, row in found} == {("WARNING", key, "0")}
     assert sum(int(row["retried"]) for _, row in found) == 1
     assert all(f"signal {number:d}" in row["cause"] for _, row in found)
@@ -141,7 +141,7 @@ def test_a_stalled_worker_dies_with_one_warning(wide: Path, caplog: pytest.LogCa
             pool.embed("a text", wide)
         until(lambda: deaths(caplog))
         (level, row), = deaths(caplog)
-        assert (level, row["model"], row["retried"], row["failed"]) == ("WARNING", row_of(pool).key, "0", "1")
+        assert (level, row["model"], row["retried"], row["failed"]) == ("WARNING", row_of(pool).model, "0", "1")
 
 
 @pytest.mark.parametrize("number", FATAL)
