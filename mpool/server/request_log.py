@@ -16,6 +16,8 @@ from ..records import fields, logger
 from ..runtime.history import NAME
 
 if TYPE_CHECKING:
+    from starlette.types import Scope
+
     from ..runtime.tally import Tally
     from .errors import Refusal
 
