@@ -10,14 +10,12 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..records import fields, logger
 from ..runtime.history import NAME
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
-
     from ..runtime.tally import Tally
     from .errors import Refusal
 
