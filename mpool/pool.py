@@ -32,7 +32,7 @@ from .runtime import metrics as _metrics
 from .runtime import prometheus as _prometheus
 from .runtime.entry import Entry
 from .runtime.health import CapabilityPools
-from .runtime.history import History, RecordFields, RequestRecord
+from .runtime.history import PoolHistory, RequestRecord
 from .runtime.load_options import LoadOptions
 from .runtime.naming import Names, check_name
 from .tasks import requests
@@ -86,7 +86,7 @@ class Pool(PoolVerbs):
         self._lock = threading.RLock()
         self._registry: _core.Registry | None = None
         self._closed = False
-        self._history: History[RecordFields] = History()
+        self._history = PoolHistory()
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
         self._worker_positions: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py

@@ -14,6 +14,7 @@ from mpool import _core
 from mpool.host import native_calls
 from mpool.host.native_calls import NativeCalls
 from mpool.runtime import events, health, metrics, prometheus
+from mpool.runtime.history import PoolHistory
 
 
 def worker(number: int = 7, **fields: Any) -> dict[str, Any]:
@@ -35,12 +36,12 @@ def host(*rows: dict[str, Any], closed: bool = False, **stats: Any) -> Any:
     """A pool with these entries."""
     numbers = {"memory_used": 30, "memory_limit": 100, "pressure": "low", "bytes_by_tag": {"kv": 21, "misc": 22}}
     numbers |= {name: 1000 + at for at, (name, _) in enumerate(_core.metrics())}
-    numbers |= {name: 2000 + at for at, name in enumerate(metrics.GAUGES)
+    numbers |= {name: 2000 + at for at, name in enumerate((*metrics.GAUGES, *metrics.COUNTERS))
                 if name not in ("memory_used", "memory_limit")}
     numbers |= stats
     registry = SimpleNamespace(entries=lambda: list(rows), stats=lambda: dict(numbers))
     found = SimpleNamespace(_registry=registry, _closed=closed, _full_since={}, _worker_positions={}, registry=registry,
-                            _stats=lambda: dict(numbers), config=mpool.PoolConfig())
+                            _stats=lambda: dict(numbers), config=mpool.PoolConfig(), _history=PoolHistory())
     found.pools = health.CapabilityPools(found)
     return found
 
@@ -217,7 +218,9 @@ def test_every_metric_has_its_own_value() -> None:
     for name, _ in _core.metrics():
         assert series[f"mpool_{name}_total",] == plain[name]
     for name in metrics.GAUGES:
-        assert series[f"mpool_{name}",] == found[name]
+        assert series[f"mpool_{name}_bytes" if name in ("memory_limit", "memory_used") else f"mpool_{name}",] == found[name]
+    for name in metrics.COUNTERS:
+        assert series[f"mpool_{name}_total",] == found[name]
     labels = ("capability", "text_embedding"), ("model", "a")
     assert series["mpool_memory_pressure",] == 0
     assert [series[(f"mpool_model_{name}", *labels)] for name in ("arrivals", "predicted_workers")] == [18.5, 19]
@@ -269,12 +272,12 @@ def test_positions_of_workers() -> None:
 
 
 def test_statistics_of_a_pool_without_a_registry() -> None:
-    closed = SimpleNamespace(_registry=None, _closed=True, pools={})
+    closed = SimpleNamespace(_registry=None, _closed=True, pools={}, _history=PoolHistory())
     found = metrics.stats(closed)
     assert {value for name, value in found.items() if name not in ("pressure", "bytes_by_tag")} == {0}
     assert found["pressure"] == "low" and found["bytes_by_tag"] == {}
     assert set(found) == {*(name for name, _ in _core.metrics()), "pressure", "bytes_by_tag",
-                          *metrics.GAUGES}
+                          *metrics.GAUGES, *metrics.COUNTERS}
     assert metrics.collect(closed)["models"] == {} and metrics.sample(closed) == ({}, [])
     used = host(row(), total_requests=77)
     unused = SimpleNamespace(_registry=None, _closed=False, registry=used.registry)
