@@ -271,6 +271,15 @@ static bool is_fault(mp_status status) {
            status == MP_RECV;
 }
 
+mp_reason mp_faults_reason(mp_status status, bool external_kill) {
+    return external_kill                                   ? MP_REASON_KILLED
+           : status == MP_RECV                             ? MP_REASON_CRASHED
+           : status == MP_INTEGRITY                        ? MP_REASON_FILES
+           : status == MP_MODEL || status == MP_NUMERIC    ? MP_REASON_MODEL
+           : status == MP_MEMORY_EXHAUSTED                 ? MP_REASON_MEMORY
+                                                           : MP_REASON_INTERNAL;
+}
+
 static void count_in_breaker(mp_entry *entry) {
     mp_assert_held(&entry->lock);
     const mp_breaker_rule *rule = &entry->services->breaker;

@@ -50,6 +50,15 @@ MODEL_COUNTERS = {
     "rows": "tokens of all passes: prompt, decode and draft tokens",
     "queue_full_seconds": "seconds for which a queue of the model was full, added over its two queues",
 }
+#: Counters of a model by reason: name -> help, key in a row of the core, reasons that occur.
+REASONS = {
+    "worker_deaths": ("workers that failed or were abandoned, by reason", "deaths",
+                      ("killed", "crashed", "stalled", "internal", "changed_files")),
+    "retries": ("requests retried or continued after a fault of their worker or a lack of memory, by reason", "retries",
+                ("killed", "crashed", "internal", "changed_files", "model", "memory")),
+    "evictions": ("unloads of the model, by reason", "evictions",
+                  ("keep_alive", "memory", "call", "fault", "changed_files")),
+}
 #: Counters of a worker: name -> help. A worker's label is its position among the model's workers, 0 to 15, and not its
 #: number: the numbers of workers that come and go would add series without end. It keeps the position for its life.
 WORKER_COUNTERS = {"served": "requests that ended on the worker", "busy_seconds": "seconds in steps"}
@@ -106,6 +115,7 @@ def _model(pool: Host, row: dict[str, Any], requests: ModelRequests) -> dict[str
             "per_worker": [{"position": at, **{name: worker[name] for name in (*WORKER_COUNTERS, *WORKER_GAUGES)}}
                            for at, worker in _by_position(pool, row)],
             **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency,
+            **{name: {reason: row[key][reason] for reason in reasons} for name, (_, key, reasons) in REASONS.items()},
             "prefix_tokens": requests.prefix_tokens, "failed": requests.failed,
             **{name: one.as_dict() for name, one in requests.histograms.items()}}
 

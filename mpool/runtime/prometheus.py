@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from .metrics import COUNTERS, GAUGES, MODEL_COUNTERS, MODEL_GAUGES, WORKER_COUNTERS, WORKER_GAUGES, collect
+from .metrics import (
+    COUNTERS,
+    GAUGES,
+    MODEL_COUNTERS,
+    MODEL_GAUGES,
+    REASONS,
+    WORKER_COUNTERS,
+    WORKER_GAUGES,
+    collect,
+)
 from .request_metrics import HISTOGRAMS
 
 if TYPE_CHECKING:
@@ -60,6 +69,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield from counter(f"worker_{name}", meaning, [(labels, worker[name]) for labels, worker in workers])
     for name, meaning in WORKER_GAUGES.items():
         yield from _gauge(f"worker_{name}", meaning, [(labels, worker[name]) for labels, worker in workers])
+    for name, (meaning, _, _) in REASONS.items():
+        yield from counter(f"model_{name}", meaning,
+                           [({**labels, "reason": reason}, count) for labels, model in models.values()
+                            for reason, count in model[name].items()])
     yield from counter("model_prefix_tokens", "prompt tokens of completed requests found in the prefix cache",
                        [(labels, model["prefix_tokens"]) for labels, model in models.values()])
     yield from counter("request_errors", "requests that were refused or failed, by the name of the error; without a "

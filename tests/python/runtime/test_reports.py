@@ -21,12 +21,19 @@ def worker(number: int = 7, **fields: Any) -> dict[str, Any]:
     return {"id": number, "state": "ready", "running": 0, "served": 3, "busy_seconds": 0.5, "engine_bytes": 11} | fields
 
 
+#: Reasons of the core.
+REASONS = ("killed", "crashed", "stalled", "internal", "changed_files", "model", "memory", "keep_alive", "call",
+           "fault")
+
+
 def row(key: str = "m", **fields: Any) -> dict[str, Any]:
     """An entry of the core. The numbers of its fields differ from one another."""
     return {"key": key, "capability": "text_embedding", "state": "ready", "breaker": "closed", "last_error": "",
             "workers": 5, "busy": 2, "dead": 0, "waiting": (1, 4), "capacity": (100, 50), "queued": 6, "running": 9,
             "calls": 40, "errors": 10, "model_bytes": 12, "engine_bytes": 13, "units_in": 14, "units_out": 15,
             "arrivals": 18.5, "predicted_workers": 19, "rows": 16, "queue_full_seconds": 17.5,
+            **{name: {reason: 100 * at + number for number, reason in enumerate(REASONS)}
+               for at, name in enumerate(("deaths", "retries", "evictions"))},
             "worker": [worker()], "pinned": False, "keep_alive": 1.0,
             "latency": {"count": 3, "sum": 0.75, "min": 0.25, "max": 0.5, "p50": 0.2, "p99": 0.4,
                         "buckets": [(metrics.BOUNDS[2], 1), (metrics.BOUNDS[20], 2)]}} | fields
@@ -218,7 +225,8 @@ def test_every_metric_has_its_own_value() -> None:
     for name, _ in _core.metrics():
         assert series[f"mpool_{name}_total",] == plain[name]
     for name in metrics.GAUGES:
-        assert series[f"mpool_{name}_bytes" if name in ("memory_limit", "memory_used") else f"mpool_{name}",] == found[name]
+        unit = "_bytes" if name in ("memory_limit", "memory_used") else ""
+        assert series[f"mpool_{name}{unit}",] == found[name]
     for name in metrics.COUNTERS:
         assert series[f"mpool_{name}_total",] == found[name]
     labels = ("capability", "text_embedding"), ("model", "a")
@@ -228,6 +236,10 @@ def test_every_metric_has_its_own_value() -> None:
         assert series[(f"mpool_model_{name}", *labels)] == model[name]
     for name in metrics.MODEL_COUNTERS:
         assert series[(f"mpool_model_{name}_total", *labels)] == model[name]
+    for at, (name, (_, _, reasons)) in enumerate(metrics.REASONS.items()):
+        for reason in reasons:
+            assert series[(f"mpool_model_{name}_total", *labels, ("reason", reason))] \
+                == 100 * at + REASONS.index(reason) == model[name][reason]
     assert series[("mpool_model_healthy", *labels)] == 0
     for name, suffix in [*((name, "_total") for name in metrics.WORKER_COUNTERS),
                          *((name, "") for name in metrics.WORKER_GAUGES)]:
