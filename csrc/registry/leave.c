@@ -85,7 +85,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     if (worker->fault.code == MP_OK)
         return NULL;
-    entry->reasons.deaths[mp_faults_reason(worker->fault.code, worker->engine->external_kill)]++;
+    entry->reasons.deaths[mp_faults_reason(worker->fault.code, worker->engine)]++;
     mp_faults_worker_ended(entry, &worker->fault, worker->end_noted, worker->engine->external_kill);
     if (worker->fault.code != MP_INTEGRITY)
         return NULL;

@@ -153,7 +153,7 @@ mp_status mp_registry_pin(mp_registry *registry, const char *key, bool pinned, m
 typedef enum mp_reason {
     MP_REASON_KILLED,     /* another program killed the worker's process */
     MP_REASON_CRASHED,    /* the worker's process ended by itself */
-    MP_REASON_STALLED,    /* the worker made no progress and was abandoned */
+    MP_REASON_STALLED,    /* the worker made no progress: its process was killed, or its thread abandoned */
     MP_REASON_INTERNAL,   /* an internal error */
     MP_REASON_FILES,      /* a model file was changed */
     MP_REASON_MODEL,      /* the model failed in a step */

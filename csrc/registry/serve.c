@@ -152,7 +152,7 @@ static void serve_preempt(mp_worker *w, mp_ticket *ticket) {
     if (ticket->state == MP_TICKET_ADMITTED)
         w->engine->ops->preempt(w->engine, &ticket->item);
     mp_mutex_lock(&entry->lock);
-    entry->reasons.retries[mp_faults_reason(w->fault.code, w->engine->external_kill)] += retry;
+    entry->reasons.retries[mp_faults_reason(w->fault.code, w->engine)] += retry;
     bool waits = requeue(w, ticket);
     mp_dispatch_wake_all(entry);
     mp_mutex_unlock(&entry->lock);
@@ -620,7 +620,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
     mp_mutex_lock(&entry->lock);
-    entry->reasons.retries[mp_faults_reason(error.code, w->engine->external_kill)]++;
+    entry->reasons.retries[mp_faults_reason(error.code, w->engine)]++;
     bool waits = requeue(w, ticket);
     mp_dispatch_wake_all(entry);
     mp_dispatch_memory_free(entry);

@@ -55,7 +55,7 @@ REASONS = {
     "worker_deaths": ("workers that failed or were abandoned, by reason", "deaths",
                       ("killed", "crashed", "stalled", "internal", "changed_files")),
     "retries": ("requests retried or continued after a fault of their worker or a lack of memory, by reason", "retries",
-                ("killed", "crashed", "internal", "changed_files", "model", "memory")),
+                ("killed", "crashed", "stalled", "internal", "changed_files", "model", "memory")),
     "evictions": ("unloads of the model, by reason", "evictions",
                   ("keep_alive", "memory", "call", "fault", "changed_files")),
 }
