@@ -64,6 +64,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
         own = *error; /* `error` may be item->error, which retire may clear */
     if (status == MP_MEMORY_EXHAUSTED)
         mp_entry_explain_shortage(entry, &own);
+    w->fault_failed += w->fault.code != MP_OK && status == w->fault.code;
     w->engine->ops->retire(w->engine, &ticket->item);
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
@@ -149,6 +150,7 @@ static void serve_preempt(mp_worker *w, mp_ticket *ticket) {
     mp_entry *entry = w->entry;
     bool retry = w->fault.code != MP_OK;
     mp_count(entry->services, retry ? MP_METRIC_retries : MP_METRIC_preemptions, 1);
+    w->fault_retried += retry;
     if (ticket->state == MP_TICKET_ADMITTED)
         w->engine->ops->preempt(w->engine, &ticket->item);
     mp_mutex_lock(&entry->lock);
@@ -619,6 +621,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     }
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
+    w->fault_retried += w->fault.code != MP_OK;
     mp_mutex_lock(&entry->lock);
     entry->reasons.retries[mp_faults_reason(error.code, w->engine)]++;
     bool waits = requeue(w, ticket);

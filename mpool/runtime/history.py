@@ -44,7 +44,7 @@ class RequestRecord:
 
     Attributes:
         time: seconds since 1970 at which it ended.
-        key: key of the model. Before a model was found: the name that the request gave, None for the default model.
+        model: key of the model. Before a model was found: the name that the request gave, None for the default model.
         verb: name of the function, such as ``"embed"`` or ``"chat"``.
         state: ``"completed"``; ``"cancelled"`` (by its caller, or because its stream or job was dropped);
             ``"refused"`` (before it was computed: an invalid argument, an unknown model, a full queue, an open circuit
@@ -57,7 +57,7 @@ class RequestRecord:
     """
 
     time: float
-    key: str | None
+    model: str | None
     verb: str
     state: str
     duration: float
@@ -106,11 +106,11 @@ class TrackedRequest:
     """A request until its end, which the first of the methods below records.
 
     Attributes:
-        key, verb: as in :class:`RequestRecord`.
+        model, verb: as in :class:`RequestRecord`.
         core_key: key of the model in the core's registry; "" until the model is found.
     """
 
-    __slots__ = ("_began", "_finalizer", "_open", "_tenant", "_ticket", "core_key", "key", "verb")
+    __slots__ = ("_began", "_finalizer", "_open", "_tenant", "_ticket", "core_key", "model", "verb")
 
     def __init__(self, history: PoolHistory, verb: str, given: Mapping[str, Any]) -> None:
         """Begin the request ``verb`` with these arguments, which may be invalid."""
@@ -118,7 +118,7 @@ class TrackedRequest:
         self._open = [history]  # the end takes it out: pop() gives it to one thread only
         self.verb, self._ticket = verb, None  # type: str, _core.Ticket | None
         self._finalizer: weakref.finalize[..., Any] | None = None
-        self.key, self.core_key = _name_of(given.get("model")), ""
+        self.model, self.core_key = _name_of(given.get("model")), ""
         tenant = given.get("tenant")
         self._tenant: str | int | None = None
         if tenant is not None:
@@ -191,7 +191,8 @@ class TrackedRequest:
                 tokens = sum(ticket.usage()[:2])
             ended = ticket.times()[2] or now
         seconds = max(0.0, ended - self._began)
-        history.append((time.time() - (now - ended), self.key, self.verb, state, seconds, tokens, self._tenant, error))
+        history.append((time.time() - (now - ended), self.model, self.verb, state, seconds, tokens, self._tenant,
+                        error))
         if state == "completed":
             if self.core_key:
                 history.metrics.completed(self.core_key, seconds, self._began, ticket, self.verb in _GENERATES)

@@ -81,8 +81,9 @@ class Counted:
             status = status or 500  # the response that the server sends
             raise
         finally:
-            found = status or scope.get("mpool.refused", _DISCONNECTED)
-            self._metrics.add(self._route(scope["path"]), found, time.monotonic() - began)
+            refused = scope.get("mpool.refusal")  # by the connection, while the application waited for the body
+            self._metrics.add(self._route(scope["path"]), status or (refused.row.status if refused else _DISCONNECTED),
+                              time.monotonic() - began)
 
 
 __all__ = ["Counted", "HttpMetrics"]

@@ -155,7 +155,7 @@ def _run(verb: Verb, pool: Host, given: dict[str, Any], running: TrackedRequest)
 def _named(request: Any, running: TrackedRequest) -> Any:
     """Record the model that a request was prepared for. Returns the request."""
     model = request.plan if hasattr(request, "plan") else request
-    running.key, running.core_key = model.entry.key, model.core_key
+    running.model, running.core_key = model.entry.key, model.core_key
     return request
 
 
