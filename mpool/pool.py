@@ -531,7 +531,10 @@ class Pool(PoolVerbs):
             ``queue_full_rejections``, ...). ``units_in`` and ``units_out`` count the tokens and images that completed
             requests read and generated. ``memory_limit``, ``memory_used`` and ``bytes_by_kind`` are in bytes. Further
             keys are ``compute_threads``, ``compute_threads_leased`` and ``queue_depths`` (by capability). ``models``
-            has for each key its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count).
+            has for each key its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count); the
+            histograms ``request_seconds``, ``queue_seconds``, ``time_to_first_token_seconds`` and
+            ``time_per_output_token_seconds``; and ``worker_deaths``, ``retries`` and ``evictions`` by reason, and
+            ``failed`` by error. The other ``failed`` counts errors of requests whose model was not found.
 
         Raises:
             InvalidArgument: unknown format.
