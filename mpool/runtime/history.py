@@ -147,7 +147,7 @@ class TrackedRequest:
             return
         refused = self._ticket is None and isinstance(error, _REFUSALS)
         self._end("refused" if refused else "failed", 0,
-                  error.name if isinstance(error, MpoolError) else type(error).__name__)
+                  error.name if isinstance(error, MpoolError) else type(error).__name__, getattr(error, "key", None))
 
     def cancelled(self) -> None:
         """Record that the caller cancelled the request."""
@@ -177,7 +177,7 @@ class TrackedRequest:
         if finalizer is not None:
             finalizer.detach()
 
-    def _end(self, state: str, tokens: int, error: str | None) -> None:
+    def _end(self, state: str, tokens: int, error: str | None, key: str | None = None) -> None:
         try:
             history = self._open.pop()
         except IndexError:  # it ended before
@@ -197,7 +197,7 @@ class TrackedRequest:
             if self.core_key:
                 history.metrics.completed(self.core_key, seconds, self._began, ticket, self.verb in _GENERATES)
         elif error is not None and state != "cancelled":
-            history.metrics.failed(self.core_key, error)
+            history.metrics.failed(self.core_key, error, key)
 
 
 #: Verbs whose tickets count tokens.

@@ -113,16 +113,20 @@ class RequestMetrics:
             if tokens > 1:
                 histograms["time_per_output_token_seconds"].add(generation / (tokens - 1))
 
-    def failed(self, key: str, error: str) -> None:
+    def failed(self, key: str, error: str, named: str | None = None) -> None:
         """Add a request that was refused or failed.
 
         Args:
             key: key of the model; "": the request ended before its model was found.
             error: name of the error as in :attr:`mpool.MpoolError.name`, or of the class of another exception.
+            named: key that the error names if ``key`` is "". A client may have chosen it, so it counts only if the
+                model had requests before.
         """
         if not error.isupper():  # the name of a class, which a program may choose: the iterable of embed_iter raised it
             error = "OTHER"
         with _lock:
+            if not key and named in self._models:
+                key = named
             found = self._of(key).failed
             found[error] = found.get(error, 0) + 1
 

@@ -144,3 +144,13 @@ def test_models_that_are_gone_are_forgotten() -> None:
     assert len(found._models) == 256
     assert set(found.rows(["m999", "other"])) == {"", "m999", "other"} and set(found._models) == {"m999"}
     assert found.rows(["m999"])["m999"].failed == {"TIMEOUT": 1} and found.rows([]).keys() == {""}
+
+
+def test_an_error_that_names_a_model_counts_for_it() -> None:
+    """A client may have chosen the name, so only models that had requests count."""
+    found = RequestMetrics()
+    found.waited("m", 0.0)
+    for name in ("m", "chosen by a client", None):
+        found.failed("", "CONTEXT_OVERFLOW", name)
+    assert {key: one.failed for key, one in found.rows(["m", "chosen by a client"]).items()} == {
+        "": {"CONTEXT_OVERFLOW": 2}, "m": {"CONTEXT_OVERFLOW": 1}, "chosen by a client": {}}
