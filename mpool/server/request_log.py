@@ -15,9 +15,10 @@ from ..records import fields, logger
 from ..runtime.history import NAME
 
 if TYPE_CHECKING:
+    from starlette.types import Scope
+
     from ..runtime.tally import Tally
     from .errors import Refusal
-    from .guard import Scope
 
 log = logger("mpool.server")
 

@@ -192,8 +192,8 @@ class Serving:
         rows = [row for row in self.state.pool.ps() if row.running or row.queued or row.state == "loading"]
         if rows:
             parts.append("models: " + ", ".join(
-                f"{row.key} (loading)" if row.state == "loading" else
-                f"{row.key} ({row.running} running, {row.queued} queued)" for row in rows))
+                f"{row.model} (loading)" if row.state == "loading" else
+                f"{row.model} ({row.running} running, {row.queued} queued)" for row in rows))
         return "; ".join(parts)
 
     def stop(self) -> None:
