@@ -137,6 +137,7 @@ def _texts(command: argparse.ArgumentParser, blank: str = "") -> None:
                          help="texts (default, unless --file is given, or with -: standard input)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file with one text per line; -: standard input; may be repeated" + blank)
+    command.set_defaults(words="text")
 
 
 def _embed(command: argparse.ArgumentParser) -> None:
@@ -192,6 +193,7 @@ def _ranked(command: argparse.ArgumentParser) -> None:
                               "(default, or with -: standard input, one text per line)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file or folder, like PATH; may be repeated")
+    command.set_defaults(words="text")
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)
 

@@ -114,16 +114,18 @@ def _files_in(folder: str) -> list[str]:
 def _passages_in(path: str, skipped: list[str]) -> Iterator[Passage]:
     """Yield the passages of a file, or append its path to ``skipped`` if it is not text."""
     with io.BufferedReader(io.FileIO(path), _SNIFFED) as file:
-        if not _is_text(file.peek(_SNIFFED)):
+        head = file.peek(_SNIFFED)
+        if not _is_text(head, len(head) < _SNIFFED and os.path.isfile(path)):
             skipped.append(path)
             return
         with io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace") as lines:
             yield from _joined(lines_in(lines, path), path)
 
 
-def _is_text(head: bytes) -> bool:
+def _is_text(head: bytes, whole: bool) -> bool:
+    """Return True if the beginning of a file is UTF-8 text. ``whole``: it is the whole file."""
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
+        codecs.getincrementaldecoder("utf-8")().decode(head, whole)
     except UnicodeDecodeError:
         return False
     return b"\0" not in head
