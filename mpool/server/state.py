@@ -13,6 +13,7 @@ from ..stores import STORES
 from .body_memory import BodyMemory
 from .errors import Refusal
 from .event_list import EventList
+from .http_metrics import HttpMetrics
 from .models import Models
 from .request_history import RequestHistory, RunningRequest
 from .response_memory import ResponseMemory
@@ -41,6 +42,7 @@ class State:
         streams: Number of responses that are being streamed.
         running: Request id -> request in flight, for requests with a field ``model``.
         history: The last of these requests that ended.
+        http: Counts of all requests by route and status.
         series: Rates, latency, queues and memory of the last 12 hours.
         events: Loads, unloads, deaths of workers, downloads and refused requests.
         bodies: Memory of the bodies of all requests.
@@ -56,7 +58,7 @@ class State:
         self.hosts: frozenset[str] | None = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, RunningRequest] = {}
-        self.history = RequestHistory()
+        self.history, self.http = RequestHistory(), HttpMetrics()
         self.series = Series(pool)
         self.events = EventList(pool, self.series)
         self.responses = ResponseMemory()
