@@ -10,13 +10,14 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
 from .. import errors
 from ..errors import sentence
+from ..runtime import metrics
 from ..runtime.history import NAME
 from ..runtime.logs import pool_log
 from ..stores import STORES
@@ -25,15 +26,20 @@ if TYPE_CHECKING:
     from ..pool import Pool
     from ..runtime.events import PoolEvent
     from .errors import Refusal
-    from .series import Series
 
 Kind = Literal["load", "load_failed", "unload", "death", "download", "download_failed", "refusal"]
 #: Maximum number of refusals, and of other events.
 KEPT = (STORES["events"].entries or 0) // 2
 #: Maximum length of a reason, and of a path.
 _REASON, _PATH = 300, 128
-#: Seconds after which a model counts as idle that was found idle by the last sample.
-_SAMPLE = 2.0
+#: Seconds after an unload during which another worker may still become ready that was loading.
+_LATE = 2.0
+#: Reason for which the pool unloads a model -> text.
+_UNLOADED = {
+    "keep_alive": "It was idle for as long as its keep-alive.", "memory": "Its memory was needed.",
+    "call": "A client or the program asked for it.", "fault": "Its workers failed.",
+    "changed_files": "Its files changed: the next request loads the new ones.",
+}
 #: The core's record of a death; the records are drained before the events.
 _DEATH = re.compile(r"Worker (\d+) for .*; cause: (.*)", re.DOTALL)
 #: Name of an error -> what it means: the first sentence of the class's documentation.
@@ -66,7 +72,8 @@ class ServerEvent(Struct):
 
     ``time``: seconds since 1970 at which it happened last. ``kind``: ``load``, ``load_failed``, ``unload``, ``death``
     (of a worker), ``download``, ``download_failed``, or ``refusal`` (of a request). ``code``: name or code of the
-    error. ``reason``: why, as text for people. ``seconds``: duration of a load. ``worker``: number of the worker.
+    error; of an unload ``keep_alive``, ``memory``, ``call``, ``fault`` or ``changed_files``, null for a moment until it
+    is known. ``reason``: why, as text for people. ``seconds``: duration of a load, null if unknown. ``worker``: number of the worker.
     ``path``, ``client``: of a refused request. ``count``: number of equal refusals that followed each other.
     """
 
@@ -87,18 +94,18 @@ class EventList:
 
     Args:
         pool: Pool whose models and workers are watched.
-        series: History of the pool, whose last sample tells how long a model was idle.
     """
 
-    def __init__(self, pool: Pool, series: Series) -> None:
-        self._pool, self._series = pool, series
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
         self._lock = threading.Lock()
         self._events: deque[ServerEvent] = deque(maxlen=KEPT)
         self._refusals: deque[ServerEvent] = deque(maxlen=KEPT)
         self._workers: dict[str, set[int]] = {}  # core key -> workers that serve it
         self._loaded: set[str] = set()  # core keys whose load is in the list, and whose unload is not
         self._unloaded_at: dict[str, float] = {}  # core key -> time.monotonic()
-        self._asked: set[str] = set()  # core keys that a client unloads
+        self._unexplained: deque[ServerEvent] = deque(maxlen=KEPT)  # unloads whose reason was not counted yet
+        self._evictions: dict[str, dict[str, int]] = {}  # core key -> reason -> unloads in the list
         self._started = False
 
     def start(self) -> None:
@@ -109,9 +116,11 @@ class EventList:
         pool_log.addHandler(_causes)  # idempotent
         for kind, handler in (("ready", self._ready), ("evict", self._evicted), ("fail", self._failed)):
             self._pool.on(kind, handler)  # type: ignore[arg-type]
-        for pong in self._pool.ping():
-            self._workers.setdefault(pong.model, set()).add(pong.worker_id)
-            self._loaded.add(pong.model)
+        for row in metrics.sample(self._pool)[1]:
+            self._workers[row["key"]] = {worker["id"] for worker in row["worker"]}
+            self._evictions[row["key"]] = dict(row["evictions"])
+            if row["worker"]:
+                self._loaded.add(row["key"])
 
     # ---- what clients do ---------------------------------------------------------------------------------------------
 
@@ -126,11 +135,6 @@ class EventList:
                         (found.code, found.model, found.path, found.client, found.reason):
                     found.count = self._refusals.pop().count + 1
             self._refusals.append(found)
-
-    def unloading(self, keys: Iterable[str]) -> None:
-        """Note that a client unloads a model, which is then the reason of the event."""
-        with self._lock:
-            self._asked.update(key for key in keys if self._workers.get(key))
 
     def add(self, kind: Kind, model: str, reason: str, code: str | None = None, seconds: float | None = None,
             worker: int | None = None) -> None:
@@ -147,10 +151,10 @@ class EventList:
             return
         row = self._row(event.model)
         if row is not None and row["state"] not in ("cold", "evicting") \
-                or event.timestamp - self._unloaded_at.get(event.model, -_SAMPLE) >= _SAMPLE:
+                or event.timestamp - self._unloaded_at.get(event.model, -_LATE) >= _LATE:
             # not a second worker that became ready while the model was being unloaded
             self._loaded.add(event.model)
-            self.add("load", event.model, "", seconds=row["load_seconds"] if row is not None else None)
+            self.add("load", event.model, "", seconds=row["load_seconds"] or None if row is not None else None)
 
     def _row(self, key: str) -> dict[str, Any] | None:
         if self._pool.closed:
@@ -160,26 +164,27 @@ class EventList:
     def _evicted(self, event: PoolEvent) -> None:
         workers = self._workers.setdefault(event.model, set())
         workers.discard(event.worker_id or 0)
-        if not workers and event.model in self._loaded:  # others keep serving if a single worker was stopped because it was idle
-            self._loaded.discard(event.model)
-            self._unloaded_at[event.model] = event.timestamp
-            self._unloaded(event.model)
-
-    def _unloaded(self, key: str) -> None:
+        if workers or event.model not in self._loaded:
+            return  # the model stays loaded: a single worker was stopped because it was idle
+        self._loaded.discard(event.model)
+        self._unloaded_at[event.model] = event.timestamp
+        self.add("unload", event.model, "")
         with self._lock:
-            asked = key in self._asked
-            self._asked.discard(key)
-        sample = self._series.rows.get(key, {"idle_seconds": 0.0})
-        row = self._row(key)
-        if self._pool.closed:
-            reason = "The server is shutting down."
-        elif asked:
-            reason = "A client asked for it."
-        elif row is not None and sample["idle_seconds"] + _SAMPLE >= row["keep_alive"]:
-            reason = f"It was idle for {row['keep_alive']:,.0f} s, its keep-alive."
-        else:
-            reason = "To make room for other models."
-        self.add("unload", key, reason)
+            self._unexplained.append(self._events[-1])
+
+    def _explain(self) -> None:
+        """Give the unloads their reasons, which the pool counts a moment after the last worker has ended."""
+        for event in self._unexplained.copy():
+            row = self._row(event.model or "")
+            if row is None:
+                continue
+            counted = self._evictions.setdefault(row["key"], {})
+            for name, count in row["evictions"].items():
+                if count > counted.get(name, 0):
+                    counted[name] = counted.get(name, 0) + 1
+                    event.code, event.reason = name, _UNLOADED.get(name, "")
+                    self._unexplained.remove(event)
+                    break
 
     def _failed(self, event: PoolEvent) -> None:
         workers = self._workers.setdefault(event.model, set())
@@ -196,6 +201,7 @@ class EventList:
     def latest(self) -> list[ServerEvent]:
         """Return all events, the latest first."""
         with self._lock:
+            self._explain()
             return sorted((*self._events, *self._refusals), key=lambda one: one.time, reverse=True)
 
     def deaths(self) -> Mapping[str, list[ServerEvent]]:

@@ -378,7 +378,6 @@ async def _load_or_unload(context: Context, served: ServedModel, body: TextReque
     pool, kept = context.state.pool, keep_alive_options(body).get("keep_alive")
     unloads = kept is not None and seconds_of(kept, "keep_alive") == 0
     if unloads:
-        context.state.events.unloading(served.model.core_keys)
         await aio.unload(served.model, pool=pool)
     else:
         await aio.load(served.model, keep_alive=kept, pool=pool, progress=False)

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..records import logger
@@ -137,7 +137,6 @@ class Series:
 
     Attributes:
         started: seconds since 1970 at which the history began. Points are counted from there.
-        rows: core key -> row of the model at the last sample.
     """
 
     def __init__(self, pool: Host) -> None:
@@ -147,7 +146,7 @@ class Series:
         self._ended = dict.fromkeys(RINGS, 0)  # number of points of each ring that have ended
         self._whole = _Track(POOL, "", 0)
         self._models: dict[str, _Track] = {}
-        self.rows: Mapping[str, Mapping[str, Any]] = {}
+        self._known: Iterable[str] = ()  # models in the pool at the last sample
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- samples -----------------------------------------------------------------------------------------------------
@@ -204,9 +203,9 @@ class Series:
         for row in rows:
             if row["key"] not in self._models and self._has_place(tick, row):
                 track = self._models[row["key"]] = _Track(MODEL, row["capability"], tick)
-                if self._whole.is_begun and row["key"] not in self.rows:  # its counters began at 0
+                if self._whole.is_begun and row["key"] not in self._known:  # its counters began at 0
                     track.read(tick, Reading((0, 0, 0, 0), (), {}), seconds)
-        self.rows = {row["key"]: row for row in rows}
+        self._known = readings.keys()
         for key, track in list(self._models.items()):
             track.read(tick, readings.get(key), seconds)
             if tick - track.seen > _LONGEST:

@@ -60,7 +60,7 @@ class State:
         self.running: dict[str, RunningRequest] = {}
         self.history, self.http = RequestHistory(), HttpMetrics()
         self.series = Series(pool)
-        self.events = EventList(pool, self.series)
+        self.events = EventList(pool)
         self.responses = ResponseMemory()
         self.bodies = BodyMemory(settings.body_memory)
         self._ignored: set[tuple[str, str]] = set()

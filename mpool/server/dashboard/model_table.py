@@ -156,8 +156,6 @@ async def load(context: Context, body: LoadRequest) -> Response:
 async def unload(context: Context, body: UnloadRequest) -> Response:
     """Unload a model; respond once its memory is free. The next request loads it again."""
     served = await context.model(body.model)
-    if context.missing is None:
-        context.state.events.unloading(served.model.core_keys)
     await aio.unload(served.model, pool=context.state.pool)
     return _response(body.model, served, context.state)
 
