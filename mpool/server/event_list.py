@@ -73,7 +73,8 @@ class ServerEvent(Struct):
     ``time``: seconds since 1970 at which it happened last. ``kind``: ``load``, ``load_failed``, ``unload``, ``death``
     (of a worker), ``download``, ``download_failed``, or ``refusal`` (of a request). ``code``: name or code of the
     error; of an unload ``keep_alive``, ``memory``, ``call``, ``fault`` or ``changed_files``, null for a moment until it
-    is known. ``reason``: why, as text for people. ``seconds``: duration of a load, null if unknown. ``worker``: number of the worker.
+    is known. ``reason``: why, as text for people. ``seconds``: duration of a load, null if unknown. ``worker``: its
+    number.
     ``path``, ``client``: of a refused request. ``count``: number of equal refusals that followed each other.
     """
 
