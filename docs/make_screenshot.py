@@ -126,7 +126,7 @@ def take(driver: Any) -> None:
     """Take the screenshots of all tabs."""
     from selenium.webdriver.common.by import By
 
-    save(driver, "dashboard.png", 880)
+    save(driver, "dashboard.png", 940)
     driver.execute_script("document.getElementById('memory-title').scrollIntoView()")
     driver.execute_script("scrollBy(0, -110)")
     save(driver, "dashboard-events.png", 640)

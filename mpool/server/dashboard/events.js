@@ -17,7 +17,7 @@ function create(event) {
     make("strong", {}, event.model ?? event.path ?? ""), make("span", {}, [
       event.worker === null ? "" : `Worker ${event.worker}:`, event.kind === "load" && event.seconds !== null
         ? `in ${span(event.seconds)}` : "", event.reason].filter(Boolean).join(" ")),
-    make("small", {}, [event.code, event.model === null ? null : event.path, event.client,
+    make("small", {}, [event.kind === "unload" ? null : event.code, event.model === null ? null : event.path, event.client,
       event.count > 1 ? `${whole(event.count)} times` : null].filter(Boolean).join(" · ")));
 }
 
