@@ -90,7 +90,10 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *
 static mp_status choose_kv_dtype(mp_decoder *model, const mp_spec *spec, bool floats, mp_error *error) {
     bool in_bytes;
     MP_TRY(mp_decoder_kv_in_bytes(spec, &in_bytes, error));
-    model->kv = mp_kv_lay_out(model->kv_stores, model->kv.count, mp_kv_dtype(floats, in_bytes));
+    const mp_kv_layout states = model->kv;
+    model->kv = mp_kv_lay_out(model->kv_stores, states.count, mp_kv_dtype(floats, in_bytes));
+    model->kv.state_bytes = states.state_bytes;
+    model->kv.log_bytes = states.log_bytes;
     return model->kv.dtype == MP_I8 ? mp_decoder_balance(model, error) : MP_OK;
 }
 
