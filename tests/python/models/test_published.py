@@ -68,8 +68,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                            "block_mlp_init_scale": 1.0, "block_norm_eps": 1e-05, "block_out_init_scale": 1.0,
                            "block_use_swiglu": True, "block_use_xavier_init": True, "conv_dim": 96, "conv_dim_out": 96,
                            "conv_use_xavier_init": True, "intermediate_size": ..., "num_heads": 6,
-                           "rope_theta": 20000.0, "rope_parameters": ..., "tie_embedding": True, "tie_word_embeddings": ..., "theta": 20000.0,
-                           "use_pos_enc": True}),
+                           "rope_theta": 20000.0, "rope_parameters": ..., "tie_embedding": True,
+                           "tie_word_embeddings": ..., "theta": 20000.0, "use_pos_enc": True}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 
