@@ -17,12 +17,14 @@ class HealthResponse(msgspec.Struct):
         status: Status as in :func:`mpool.health`.
         uptime: Seconds since the server started.
         streams: Number of responses that are being streamed.
+        worker_deaths: Number of workers that died since the server started.
         starved: Kinds of native calls whose threads are starved, such as ``images``; see :func:`mpool.health`.
     """
 
     status: str
     uptime: float
     streams: int
+    worker_deaths: int
     starved: list[str]
 
 
@@ -32,7 +34,8 @@ async def health(context: Context, body: None) -> Response:
     seen = state.pool.health()
     found = "unhealthy" if state.stopping else seen.status
     starved = [name for name, calls in seen.native_calls.items() if calls.starved]
-    return json_response(HealthResponse(found, round(time.monotonic() - state.started, 3), state.streams, starved),
+    uptime, deaths = round(time.monotonic() - state.started, 3), sum(one.deaths for one in seen.models.values())
+    return json_response(HealthResponse(found, uptime, state.streams, deaths, starved),
                        503 if found == "unhealthy" else 200)
 
 
