@@ -7,6 +7,7 @@ import time
 import msgspec
 from starlette.responses import Response
 
+from .errors import Refusal
 from .operations import Context, Operation, json_response
 
 
@@ -33,6 +34,9 @@ async def health(context: Context, body: None) -> Response:
     state = context.state
     seen = state.pool.health()
     found = "unhealthy" if state.stopping else seen.status
+    if found == "unhealthy":  # for the log
+        context.refused = Refusal("shutting_down" if state.stopping else "model_failed",
+                                  cause="; ".join(seen.reasons) or "the server is stopping")
     starved = [name for name, calls in seen.native_calls.items() if calls.starved]
     uptime, deaths = round(time.monotonic() - state.started, 3), sum(one.deaths for one in seen.models.values())
     return json_response(HealthResponse(found, uptime, state.streams, deaths, starved),
