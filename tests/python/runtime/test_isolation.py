@@ -143,7 +143,7 @@ def test_a_stalled_worker_dies_with_one_warning(wide: Path, caplog: pytest.LogCa
             pool.embed("a text", wide)
         until(lambda: deaths(caplog))
         (level, row), = deaths(caplog)
-        assert (level, row["model"], row["retried"], row["failed"]) == ("WARNING", row_of(pool).key, "0", "1")
+        assert (level, row["model"], row["retried"], row["failed"]) == ("WARNING", row_of(pool).model, "0", "1")
 
 
 @pytest.mark.parametrize("number", FATAL)
