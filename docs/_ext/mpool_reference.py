@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,25 @@ class CatalogueTable(Generated):
                    f"{'unpinned' if row.unpinned else 'pinned'} | {row.license} |")
 
 
+class OptionTypes(Generated):
+    """The named types in the signatures of functions."""
+
+    def lines(self) -> Iterator[str]:
+        from mpool.completions import FinishReason
+        from mpool.runtime.events import Kind
+        from mpool.search.similarities import Metric
+        from mpool.tasks import options
+
+        aliases = {name: getattr(options, name) for name in ("Compute", "Precision", "Priority", "Policy", "Progress")}
+        yield "```{eval-rst}"
+        for name, alias in {**aliases, "FinishReason": FinishReason, "Kind": Kind, "Metric": Metric,
+                            "ImageInput": "str | os.PathLike[str] | bytes | bytearray | memoryview | Image | NDArray"
+                            }.items():
+            text = str(alias).replace("typing.", "").replace("collections.abc.", "")
+            yield from (f".. py:type:: {name}", f"   :canonical: {text}", "")
+        yield "```"
+
+
 class CommandLine(Generated):
     """Every command of ``mpool`` with its help, in the words of the parser."""
 
@@ -64,11 +84,12 @@ def _command(name: str, parser: argparse.ArgumentParser, level: int) -> Iterator
 
 
 def _help(parser: argparse.ArgumentParser) -> list[str]:
-    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=100)
+    os.environ["COLUMNS"] = "80"  # argparse wraps at the width of the terminal
     return parser.format_help().rstrip().splitlines()
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    for name, directive in (("mpool-catalogue", CatalogueTable), ("mpool-cli", CommandLine)):
+    for name, directive in (("mpool-catalogue", CatalogueTable), ("mpool-cli", CommandLine),
+                            ("mpool-types", OptionTypes)):
         app.add_directive(name, directive)
     return {"parallel_read_safe": True}
