@@ -78,11 +78,10 @@ TERMS = {
 
 
 def add_entries(app: Sphinx, document: nodes.document) -> None:
-    """Add the entries of a page, which lead to its title."""
+    """Add the entries of a page. They have no anchor, so that the search lists the page once."""
     terms = TERMS.get(app.env.docname)
-    section = next(iter(document.findall(nodes.section)), None)
-    if terms is not None and section is not None:
-        entries = [("single", term.strip(), section["ids"][0], "main", None) for term in terms.split(",")]
+    if terms is not None:
+        entries = [("single", term.strip(), "", "main", None) for term in terms.split(",")]
         document.insert(0, addnodes.index(entries=entries, inline=False))
 
 
