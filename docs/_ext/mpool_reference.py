@@ -85,7 +85,8 @@ def _command(name: str, parser: argparse.ArgumentParser, level: int) -> Iterator
 
 def _help(parser: argparse.ArgumentParser) -> list[str]:
     os.environ["COLUMNS"] = "80"  # argparse wraps at the width of the terminal
-    return parser.format_help().rstrip().splitlines()
+    lines = parser.format_help().rstrip().splitlines()
+    return [line[max(0, len(line) - 80):] for line in lines]  # a long choice in the usage is indented less
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -17,7 +17,7 @@ TERMS = {
     "settings":
         "memory limit, limit memory, memory budget, RAM, offline, no internet, air-gapped, threads, CPU threads, "
         "number of threads, CPU cores, keep alive, idle timeout, cache folder, cache directory, "
-        "environment variables, configuration, options, mirror",
+        "environment variables, configuration, configuration file, config, config file, options, pin, mirror",
     "installing":
         "install, installation, wheel, wheels, pip, compiler, Windows, macOS, ARM, Alpine, Python version, "
         "supported platforms",
