@@ -21,6 +21,8 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 
+smartquotes = False  # `--option` stays as it is typed
+
 html_theme = "furo"
 html_title = f"mpool {release}"
 html_static_path = ["_static"]

@@ -89,8 +89,15 @@ def _help(parser: argparse.ArgumentParser) -> list[str]:
     return [line[max(0, len(line) - 80):] for line in lines]  # a long choice in the usage is indented less
 
 
+def _dashes(app: Sphinx, document: nodes.document) -> None:
+    """Write a dash between a parameter and its description. Without smart quotes, Sphinx leaves two hyphens there."""
+    for text in list(document.findall(lambda node: isinstance(node, nodes.Text) and node.astext() == " -- ")):
+        text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     for name, directive in (("mpool-catalogue", CatalogueTable), ("mpool-cli", CommandLine),
                             ("mpool-types", OptionTypes)):
         app.add_directive(name, directive)
+    app.connect("doctree-read", _dashes)
     return {"parallel_read_safe": True}
