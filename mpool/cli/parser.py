@@ -53,9 +53,10 @@ def make_parser() -> argparse.ArgumentParser:
                _lazy("embedding", "embed")))
     _embed_image(add("embed-image", "embed image files from arguments or standard input, one path per line",
                      _lazy("embedding", "embed_image")))
-    _search(add("search", "find the texts that are most similar to a query, in arguments, files or standard input, one "
-                "text per line", _lazy("searching", "search")))
-    _rerank(add("rerank", "rank texts by relevance to a query, with a reranker", _lazy("searching", "rerank")))
+    _search(add("search", "find the passages of files and folders that are most similar to a query, or texts",
+                _lazy("searching", "search")))
+    _rerank(add("rerank", "rank passages of files, or texts, by relevance to a query, with a reranker",
+                _lazy("searching", "rerank")))
     _classify(add("classify", "label texts with a classifier, or with labels of your own and a model of natural "
                   "language inference", _lazy("classifying", "classify")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
@@ -136,6 +137,7 @@ def _texts(command: argparse.ArgumentParser, blank: str = "") -> None:
                          help="texts (default, unless --file is given, or with -: standard input)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file with one text per line; -: standard input; may be repeated" + blank)
+    command.set_defaults(words="text")
 
 
 def _embed(command: argparse.ArgumentParser) -> None:
@@ -186,7 +188,12 @@ def _embed_image(command: argparse.ArgumentParser) -> None:
 def _ranked(command: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that rank texts for a query."""
     command.add_argument("query", help="query")
-    _texts(command, _SKIPPED)
+    command.add_argument("text", nargs="*", default=[], metavar="PATH|TEXT",
+                         help="files and folders, whose text is cut into passages of one or more paragraphs, or texts "
+                              "(default, or with -: standard input, one text per line)")
+    command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
+                         help="file or folder, like PATH; may be repeated")
+    command.set_defaults(words="text")
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)
 
