@@ -91,8 +91,9 @@ def _help(parser: argparse.ArgumentParser) -> list[str]:
 
 def _dashes(app: Sphinx, document: nodes.document) -> None:
     """Write a dash between a parameter and its description. Without smart quotes, Sphinx leaves two hyphens there."""
-    for text in list(document.findall(lambda node: isinstance(node, nodes.Text) and node.astext() == " -- ")):
-        text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+    for text in list(document.findall(nodes.Text)):
+        if " -- " in text and not isinstance(text.parent, (nodes.literal, nodes.literal_block)):
+            text.parent.replace(text, nodes.Text(text.replace(" -- ", " \N{EN DASH} ")))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
