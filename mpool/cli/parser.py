@@ -585,7 +585,8 @@ def _pull(command: argparse.ArgumentParser) -> None:
 
 
 def _models(command: argparse.ArgumentParser, local: bool = False) -> None:
-    command.add_argument("--capability", choices=CAPABILITIES, help="only models with this capability")
+    command.add_argument("--capability", choices=CAPABILITIES, metavar="CAPABILITY",
+                         help=f"only models with this capability: {', '.join(CAPABILITIES)}")
     if local:
         command.set_defaults(local=True)
     else:
