@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..debug import GRADES, compare_captures
 from ..errors import FileError
 from ..tasks.captures import Capture
+from .chatting import sampling_of
 from .common import (
     default_model,
     for_output,
@@ -22,7 +23,6 @@ from .common import (
     standard_input,
     table,
 )
-from .talking import sampling_of
 
 if TYPE_CHECKING:
     from ..debug import CaptureComparison, CaptureDifference, Grade

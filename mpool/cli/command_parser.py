@@ -18,7 +18,6 @@ _FOREIGN = {
               "\"MODEL\", \"system\": \"TEXT\", \"parameters\": {\"temperature\": 0}}'",
     "delete": "use mpool rm MODEL",
     "download": "use mpool pull MODEL",
-    "help": "use mpool --help, or mpool COMMAND --help",
     "info": "use mpool show MODEL",
     "push": "mpool uploads nothing; to upload a file to the Hugging Face hub: hf upload ORG/NAME FILE",
     "remove": "use mpool rm MODEL",
@@ -61,11 +60,40 @@ _FOREIGN_OPTIONS = {
 }
 
 
+class Help(argparse.HelpFormatter):
+    """Keeps the lines of a paragraph that begins with a heading, such as ``examples:``."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(part if part.partition("\n")[0].endswith(":") else super(Help, self)._fill_text(
+            part, width, indent) for part in text.split("\n\n"))
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that names the nearest commands if a command does not exist."""
 
     #: The commands, of which one is required; empty if none is required.
     commands: Mapping[str, object] = {}
+    #: Headings of the help -> the commands below each; empty: the commands have one heading.
+    groups: Mapping[str, Sequence[str]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": Help, **options})
+
+    def format_help(self) -> str:
+        """Return the help, with the commands in their groups. See :meth:`argparse.ArgumentParser.format_help`."""
+        if not self.groups:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, (), ())
+        formatter.add_text(self.description)
+        listed = next(one for one in self._actions if isinstance(one, argparse._SubParsersAction))
+        rows = {one.dest: one for one in listed._get_subactions()}
+        for title, names in self.groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments([rows[name] for name in names])
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def add_subparsers(self, **options: Any) -> Any:  # type: ignore[override]
         """Add commands. See :meth:`argparse.ArgumentParser.add_subparsers`."""
@@ -81,7 +109,7 @@ class Parser(argparse.ArgumentParser):
             close = nearest(first, self.commands, cutoff=0.6)
             self.error(f"unknown command {first!r}" + (
                 f"; {_FOREIGN[first]}" if first in _FOREIGN else f". Did you mean {' or '.join(close)}?" if close else
-                ". `mpool --help` lists the commands"))
+                ". `mpool` lists the commands"))
         parsed, rest = super().parse_known_args(args, namespace)
         flags = {one.dest: next((flag for flag in one.option_strings if flag.startswith("--")), one.option_strings[0])
                  for one in self._actions if one.option_strings}
@@ -91,6 +119,12 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
         """Parse arguments. See :meth:`argparse.ArgumentParser.parse_args`."""
         given = sys.argv[1:] if args is None else args
+        if self.groups and given[:1] == ["help"]:
+            given = [*given[1:], "--help"]
+        command = self._command(given)
+        if command.commands and len(given) == (command is not self):  # mpool, or mpool ray
+            command.print_help()
+            command.exit()
         if "-hf" in given[:given.index("--") if "--" in given else None]:  # argparse would take it for -h
             self._unrecognized(["-hf"], given, None)
         parsed, rest = self.parse_known_args(given, namespace)

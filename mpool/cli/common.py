@@ -8,7 +8,9 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -138,11 +140,50 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format rows as a table with aligned columns."""
+def text_width(text: str) -> int:
+    """Return the number of columns that a text takes in a terminal."""
+    return sum(0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF") for one in text)
+
+
+def screen_width() -> int | None:
+    """Return the number of columns of the terminal on standard output; None: it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
+    """Format rows as a table with aligned columns.
+
+    Args:
+        head: names of the columns.
+        rows: cells of the rows.
+        width: maximum width of a line. Names in the first column are never cut: one that does not fit beside the other
+            cells has lines of its own. None: no limit.
+    """
     lines = [tuple(map(one_line, line)) for line in (head, *rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    widths = [max(text_width(line[at]) for line in lines) for at in range(len(head))]
+    others = sum(widths[1:]) + 2 * (len(head) - 1)
+    if width is not None:
+        widths[0] = min(widths[0], max(text_width(head[0]), width - others))
+    found = []
+    for name, *cells in lines:
+        if width is not None and text_width(name) > widths[0]:
+            found += _cut(name, width)
+            name = ""
+        found.append("  ".join(cell + " " * (columns - text_width(cell))
+                               for cell, columns in zip((name, *cells), widths)).rstrip())
+    return "\n".join(found)
+
+
+def _cut(text: str, width: int) -> list[str]:
+    """Cut a text into lines of at most ``width`` columns."""
+    lines, used = [""], 0
+    for one in text:
+        used += text_width(one)
+        if used > width:
+            lines.append("")
+            used = text_width(one)
+        lines[-1] += one
+    return lines
 
 
 def size_of(found: Resolved) -> int:
@@ -187,12 +228,28 @@ def require_prompt(prompt: str, usage: str) -> str:
     return prompt
 
 
-def standard_input() -> str:
-    """Return the whole text on standard input.
+def reads_terminal(asked: bool) -> bool:
+    """Return True if the input would come from a terminal without being asked for: the command has no input.
+
+    Args:
+        asked: the command line names standard input, by ``-``. A note then says how to end the input.
+    """
+    if asked and sys.stdin.isatty():
+        note("mpool: reading the terminal; Ctrl-D on a line of its own ends the input")
+    return sys.stdin.isatty() and not asked
+
+
+def standard_input(asked: bool = True) -> str:
+    """Return the whole text on standard input; "" if it is a terminal and was not asked for.
+
+    Args:
+        asked: see :func:`reads_terminal`.
 
     Raises:
         FileError: the text has more than ``MAX_READ`` characters.
     """
+    if reads_terminal(asked):
+        return ""
     text = sys.stdin.read(MAX_READ + 1)
     if len(text) > MAX_READ:
         raise FileError(f"standard input has more than {MAX_READ:,} characters", hint="Pass a shorter text")
@@ -303,4 +360,8 @@ def texts_of(arguments: argparse.Namespace) -> Texts:
     """Return the texts of the arguments, of the files of ``--file``, or of standard input (also for one text ``-``)."""
     if arguments.text and arguments.file:
         raise InvalidArgument("texts must come either from arguments or from --file, got both")
+    if not any(arguments.text) and not any(arguments.file) and reads_terminal(False):
+        raise no_inputs("text")
+    if arguments.text == ["-"] or "-" in arguments.file:
+        reads_terminal(True)
     return Texts(() if arguments.text == ["-"] else arguments.text, arguments.file or ["-"])
