@@ -21,6 +21,7 @@ from ..tasks.sampling import NAMES, TABLE, check
 from .common import MAX_READ, note, say, stats_line
 from .formats import format_of
 from .messages import text_of
+from .prompting import line_reader
 from .reply import Thinking, faint, note_end, print_reply
 from .terminal import Keys, is_screen
 
@@ -59,12 +60,14 @@ class Backend(Protocol):
     Attributes:
         name: name of the model.
         capability: its capability.
-        context_length: tokens in its context; None: unknown.
     """
 
     name: str
     capability: str
-    context_length: int | None
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens in the context; None: unknown."""
 
     def chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> Any:
         """Start a reply. Return a stream of chunks, whose method ``result`` returns the completion."""
@@ -84,7 +87,7 @@ class Conversation:
         self.system: str = arguments.system or ""
         self.messages: list[dict[str, Any]] = []
         self.switches = {"stats": bool(arguments.stats), "fold": True, "wrap": True, "history": True}
-        self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        self.interactive = sys.stdin.isatty()
         self.failed = False
         self.typed = ""  # during the last reply
         self.thoughts = ""  # of the last reply
@@ -96,8 +99,10 @@ class Conversation:
 
     def run(self) -> int:
         """Run until the end of the input or /exit. Return the exit code."""
-        from .prompting import reader
-
+        if self.interactive and is_screen(sys.stdout):
+            from .screen_prompt import screen_reader as reader
+        else:
+            reader = line_reader
         read = reader(self)
         interrupted = False  # the last key was Ctrl-C, which ended a reply or an empty line
         while True:
@@ -128,7 +133,7 @@ class Conversation:
                                       "/? lists the commands")
             self._commands[name](rest)
         except MpoolError as error:
-            self._report(error)
+            note(f"mpool: {error}")
         return True
 
     def turn(self, text: str, typed: str | None = None) -> bool:
@@ -138,17 +143,13 @@ class Conversation:
             self.messages.append(self.message(text, typed))
             reply, done = self.reply()
         except MpoolError as error:
-            self._report(error)
-            reply = None
+            note(f"mpool: {text_of(error, self.arguments)}")
+            self.failed, reply = not self.interactive, None
         if reply:
             self.messages.append(reply)
         else:
             del self.messages[before:]
         return done
-
-    def _report(self, error: MpoolError) -> None:
-        note(f"mpool: {text_of(error, self.arguments)}")
-        self.failed = not self.interactive
 
     def message(self, text: str, typed: str | None = None) -> dict[str, Any]:
         """Return a message of the user. Paths of image files in it are images.
@@ -182,7 +183,9 @@ class Conversation:
         After Ctrl-C, the message is the part of the reply that was printed.
         """
         stream, ended = None, True
-        thinking: Thinking = "folded" if self.switches["fold"] else "full"
+        thinking: Thinking = "hidden"
+        if self.interactive or is_screen(sys.stdout):
+            thinking = "folded" if self.switches["fold"] else "full"
         try:
             with Keys() if self.interactive and is_screen(sys.stdout) else nullcontext() as keys:
                 stream = self.begin()
@@ -207,9 +210,9 @@ class Conversation:
 
     def _note(self, done: Completion) -> None:
         if self.interactive:
-            note_end(done, self.backend.context_length, "/set max_tokens {}", ": /clear")
+            note_end(done, lambda: self.backend.context_length, "/set max_tokens {}", ": /clear")
         else:
-            note_end(done, self.backend.context_length, "--max-tokens {}")
+            note_end(done, lambda: self.backend.context_length, "--max-tokens {}")
         if self.switches["stats"]:
             note(stats_line(done))
 

@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
             close = nearest(first, self.commands, cutoff=0.6)
             self.error(f"unknown command {first!r}" + (
                 f"; {_FOREIGN[first]}" if first in _FOREIGN else f". Did you mean {' or '.join(close)}?" if close else
-                ". `mpool` lists the commands"))
+                ". `mpool --help` lists the commands"))
         parsed, rest = super().parse_known_args(args, namespace)
         flags = {one.dest: next((flag for flag in one.option_strings if flag.startswith("--")), one.option_strings[0])
                  for one in self._actions if one.option_strings}

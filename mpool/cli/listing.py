@@ -8,11 +8,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MpoolError
-from ..models import describing, downloaded
+from ..models import describing, downloaded, verified
 from ..models.catalogue import load as load_catalogue
 from ..models.describing import resolve
 from ..names import TASKS
-from .common import note, print_json, say, screen_width, size_of, table
+from .common import make_pool, note, print_json, say, screen_width, size_of, table
 from .models import facts_of_model, facts_of_row, megabytes
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ def models(arguments: argparse.Namespace) -> int:
                   [(fact["key"] + catalogue.default_note(fact["key"]), fact["task"] or "-", _size(fact), _place(fact))
                    for fact in listed], screen_width()))
     if arguments.wide and not arguments.local:
-        from ..models import verified
-
         say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")
         say(table(("ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS TESTED WITH", "GGUF TESTED WITH"),
                   [tuple(cell or "-" for cell in row) for row in verified.table()
@@ -80,9 +78,7 @@ def _place(fact: dict[str, Any]) -> str:
 
 def _memory_limit() -> int:
     """Return the bytes that the models of a pool may use together."""
-    from ..pool import Pool
-
-    with Pool() as pool:
+    with make_pool(argparse.Namespace(threads=1, offline=True, weights="auto")) as pool:
         return pool.health().memory.limit
 
 

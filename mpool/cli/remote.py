@@ -79,13 +79,13 @@ class Server:
         return found
 
     @contextmanager
-    def open(self, path: str, body: dict[str, Any] | None = None, seconds: float = _SECONDS) -> Iterator[Any]:
+    def open(self, path: str, body: dict[str, Any] | None = None, seconds: float | None = None) -> Iterator[Any]:
         """Send a request, and yield the response.
 
         Args:
             path: path of the route.
             body: body of a POST request; None: send a GET request.
-            seconds: time limit of each wait for the server.
+            seconds: time limit of each wait for the server; None: that of a short request.
 
         Raises:
             SendError: there is no server, or the response is not one of mpool's server.
@@ -93,6 +93,7 @@ class Server:
             ContextOverflow: the input is longer than the context of the model.
             ModelError: the server refuses the request; the message is the server's.
         """
+        seconds = seconds or _SECONDS
         headers = {"content-type": "application/json"}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"

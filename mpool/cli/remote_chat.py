@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 from ..completions import Choice, Chunk, Completion, FinishReason, Timings, Usage
 from ..errors import ModelError
-from .remote import Server
+from .remote import Server, server_of
 
 #: Time limit of each wait for a part of a reply, in seconds. The server may load the model first.
 _SECONDS = 600.0
@@ -36,8 +37,12 @@ class Remote:
         card = server.request(f"/v1/models/{urllib.parse.quote(name)}", "capabilities")
         found = card["capabilities"]
         self.name, self.capability = name, "vision" if "vision" in found else str(found[0])
-        self.context_length: int | None = card.get("max_model_len")
-        self._server = server
+        self._server, self._context = server, card.get("max_model_len")
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens in the context; None: unknown."""
+        return self._context
 
     def embed(self, text: str) -> list[float]:
         """Return the vector of a text."""
@@ -124,4 +129,9 @@ def _usage(found: dict[str, Any]) -> Usage:
     return Usage(found["prompt_tokens"], found["completion_tokens"], details.get("cached_tokens") or 0)
 
 
-__all__ = ["Remote"]
+def connect(arguments: argparse.Namespace, name: str | None) -> Remote:
+    """Return a model of the server that ``--url`` and ``--token-file`` name."""
+    return Remote(server_of(arguments), name)
+
+
+__all__ = ["Remote", "connect"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from .common import for_output, say
@@ -20,56 +21,56 @@ def print_reply(stream: Any, thinking: Thinking = "folded", wrap: bool = True) -
     """Print the text of a stream of chunks to standard output.
 
     In a terminal, a spinner shows until the first text, lines break between words, and the reasoning is fainter.
-    Otherwise the output is exactly the text, and a line feed.
+    Otherwise standard output gets exactly the text, and a line feed.
     """
-    spinner, reply, reasoning = Spinner(sys.stdout), Wrapped(sys.stdout, wrap=wrap), Wrapped(sys.stdout, True, wrap)
+    side = sys.stdout if is_screen(sys.stdout) else sys.stderr  # for what is not part of the text
+    spinner, reply, reasoning = Spinner(sys.stdout), Wrapped(sys.stdout, wrap=wrap), Wrapped(side, True, wrap)
     thoughts, since = "", 0.0
-    if not is_screen(sys.stdout):
-        thinking = "hidden"
+
+    def end_thoughts() -> None:
+        nonlocal since
+        if thinking == "full":
+            reasoning.write("\n\n")
+        elif side.isatty():
+            faint(f"(thought for {time.monotonic() - since:.1f} s)", side)
+        since = 0.0
+
     spinner.start()
     try:
         for chunk in stream:
-            if chunk.reasoning:
+            if chunk.reasoning and thinking != "hidden":
                 since = since or time.monotonic()
                 thoughts += chunk.reasoning
-                if thinking == "folded":
-                    spinner.start(f"thinking: {thoughts[-400:]}")
-                elif thinking == "full":
+                if thinking == "full":
                     spinner.stop()
                     reasoning.write(chunk.reasoning)
+                else:
+                    spinner.start(f"thinking: {thoughts[-400:]}")
             if chunk.text:
                 spinner.stop()
                 if since:
-                    _end_thoughts(reasoning, since, thinking)
-                    since = 0.0
+                    end_thoughts()
                 reply.write(chunk.text)
     finally:
         spinner.stop()
         if since:
-            _end_thoughts(reasoning, since, thinking)
+            end_thoughts()
         reply.end()
         say()
 
 
-def _end_thoughts(reasoning: Wrapped, since: float, thinking: Thinking) -> None:
-    if thinking == "full":
-        reasoning.write("\n\n")
-    elif thinking == "folded":
-        faint(f"(thought for {time.monotonic() - since:.1f} s)", sys.stdout)
-
-
-def note_end(done: Completion, context: int | None, more: str, full: str = "") -> None:
+def note_end(done: Completion, context_of: Callable[[], int | None], more: str, full: str = "") -> None:
     """Tell the reader of a terminal that a completion is not complete.
 
     Args:
         done: the completion.
-        context: tokens in the context of the model; None: unknown.
+        context_of: returns the tokens in the context of the model; None: unknown.
         more: how to get more tokens, a format for their number.
         full: what to do if the context is full.
     """
     if done.finish_reason != "length" or not sys.stderr.isatty():
         return
-    count = done.usage.completion_tokens
+    count, context = done.usage.completion_tokens, context_of()
     if context is not None and done.usage.total_tokens >= context:
         faint(f"(stopped: the context of {context:,} tokens is full{full})")
     else:

@@ -103,7 +103,7 @@ def _print_stream(stream: Any, model: Any) -> Completion:
     with stream:
         print_reply(stream)
         done: Completion = stream.result()
-    note_end(done, context_length(model), "--max-tokens {}")
+    note_end(done, lambda: _context_length(model), "--max-tokens {}")
     return done
 
 
@@ -113,8 +113,13 @@ class Local:
     """A model in this process, for a conversation. See :class:`mpool.cli.chatting.Backend`."""
 
     def __init__(self, pool: Pool, model: Any, compute: str) -> None:
-        self.name, self.capability, self.context_length = model.key, model.capability, context_length(model)
+        self.name, self.capability = model.key, model.capability
         self._pool, self._model, self._compute = pool, model, compute
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens in the context."""
+        return _context_length(self._model)
 
     def chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> Any:
         """Start a reply."""
@@ -122,7 +127,7 @@ class Local:
         return self._pool.chat(messages, self._model, stream=True, **given)
 
 
-def context_length(model: Any) -> int | None:
+def _context_length(model: Any) -> int | None:
     """Return the tokens in a model's context; None: it generates no text."""
     generation = model.description.generation
     return None if generation is None else int(generation.context_length)
@@ -132,10 +137,9 @@ def context_length(model: Any) -> int | None:
 def _backend(arguments: argparse.Namespace, ref: str | None) -> Iterator[tuple[Backend, Any]]:
     """Load a model, or find it on the server of ``--server``. Yield it, and the function that embeds a text with it."""
     if arguments.server or arguments.url is not None:
-        from .remote import server_of
-        from .remote_chat import Remote
+        from .remote_chat import connect
 
-        remote = Remote(server_of(arguments), ref)
+        remote = connect(arguments, ref)
         yield remote, remote.embed
         return
     with make_pool(arguments) as pool:

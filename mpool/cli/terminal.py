@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,8 +173,6 @@ class Keys:
         self.text = ""
 
     def __enter__(self) -> Keys:
-        import termios
-
         self._file = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._file)
         quiet = termios.tcgetattr(self._file)
@@ -181,9 +181,6 @@ class Keys:
         return self
 
     def __exit__(self, *_: object) -> None:
-        import select
-        import termios
-
         found = b""
         while select.select([self._file], [], [], 0)[0] and (read := os.read(self._file, 4096)):
             found += read

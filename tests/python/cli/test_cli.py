@@ -23,7 +23,7 @@ import tinymodels
 from mpool.cli import main
 from mpool.cli.common import for_output, print_json, table
 from mpool.cli.parser import make_parser
-from mpool.cli.talking import Conversation
+from mpool.cli.chatting import Conversation
 from mpool.errors import ContextOverflow
 
 #: Enable Ctrl-C, which a shell disables for tests that run in the background.
@@ -96,7 +96,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("embed", "--task", "other", "text"),
+@pytest.mark.parametrize("arguments", [("embed", "--task", "other", "text"),
                                        ("generate", "--top-k", "many", "text"),
                                        ("generate", "--logit-bias", "x", "text"), ("pull",), ("nothing",)])
 def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -497,26 +497,28 @@ def test_chat_continues_after_a_failure(llama: str) -> None:
     assert "tokens, but the model supports at most" in done.stderr and done.stderr.count("prompt tokens") == 1
 
 
-def test_a_conversation_that_exceeds_the_context() -> None:
+def test_a_conversation_that_exceeds_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest messages and replies are dropped; the system message and the last message stay."""
     asked: list[list[str]] = []
 
     class Small:
-        """A pool whose model has a context of four messages."""
+        """A model with a context of four messages."""
+
+        limit = 4
 
         def chat(self, messages: list[dict[str, str]], *_: Any, **__: Any) -> str:
             """Raise ContextOverflow for a fifth message."""
             asked.append([message["content"] for message in messages])
-            if len(messages) > 4:
+            if len(messages) > self.limit:
                 raise ContextOverflow(tokens=5, limit=4)
             return "stream"
 
-    conversation = Conversation(Small(), None, Namespace(stats=False, system="s", compute="auto"))  # type: ignore
+    conversation = Conversation(Small(), Namespace(stats=False, system="s"))  # type: ignore
     conversation.messages = [{"role": "user", "content": text} for text in "12345"]
     assert conversation.begin() == "stream"
     assert asked == [["s", "1", "2", "3", "4", "5"], ["s", "3", "4", "5"]]
     conversation.messages = [{"role": "user", "content": "x"}] * 2
-    conversation.start *= 4
+    monkeypatch.setattr(Small, "limit", 1)
     with pytest.raises(ContextOverflow):
         conversation.begin()
 
@@ -582,7 +584,7 @@ def test_models_prints_hashes_and_default_options(capsys: pytest.CaptureFixture[
     """Each row says if its hashes are pinned, and the options that its calls have by default; so does `show`."""
     from mpool.models import load_catalogue
 
-    assert main(["models", "--capability", "text_to_image"]) == 0
+    assert main(["models", "--wide", "--capability", "text_to_image"]) == 0
     text = capsys.readouterr().out.partition("\n\n")[0]
     header, *lines = (re.split(r"  +", line.strip()) for line in text.splitlines())
     rows = {line[0].removesuffix(" (default)"): dict(zip(header, line)) for line in lines}
@@ -591,7 +593,7 @@ def test_models_prints_hashes_and_default_options(capsys: pytest.CaptureFixture[
         "stable-diffusion-3.5-large-turbo": ("unpinned", "num_inference_steps=4, guidance_scale=0"),
         "stable-diffusion-3.5-medium": ("unpinned", "-"), "digits-sd3": ("pinned", "-")}
     assert [line[0] for line in lines if "(default)" in line[0]] == ["FLUX.1-schnell (default)"]
-    assert main(["models"]) == 0
+    assert main(["models", "--wide"]) == 0
     out = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
     catalogue = load_catalogue()
     assert [re.search(r"  (un)?pinned  ", line).group().strip() for line in out] == [  # type: ignore[union-attr]
