@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MpoolError
-from ..models import describing, downloaded, verified
+from ..models import describing, downloaded
 from ..models.catalogue import load as load_catalogue
 from ..models.describing import resolve
 from ..names import TASKS
@@ -47,6 +47,8 @@ def models(arguments: argparse.Namespace) -> int:
                   [(fact["key"] + catalogue.default_note(fact["key"]), fact["task"] or "-", _size(fact), _place(fact))
                    for fact in listed], screen_width()))
     if arguments.wide and not arguments.local:
+        from ..models import verified
+
         say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")
         say(table(("ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS TESTED WITH", "GGUF TESTED WITH"),
                   [tuple(cell or "-" for cell in row) for row in verified.table()
