@@ -333,7 +333,7 @@ class Pool(PoolVerbs):
         """Add to the hint, once, which models could be unloaded to make room for another."""
         if "pinned and idle" in (error.hint or ""):
             return
-        idle = [row.key for row in self.ps() if row.state == "ready" and row.pinned and row.key != key]
+        idle = [row.model for row in self.ps() if row.state == "ready" and row.pinned and row.model != key]
         if idle:
             error.hint = (f"{error.hint}. " if error.hint else "") \
                 + "These models are pinned and idle, and unload() frees their memory: " + ", ".join(idle)
@@ -500,7 +500,7 @@ class Pool(PoolVerbs):
 
         Example:
             >>> _ = mpool.embed("A sentence.")
-            >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
+            >>> [row.capability for row in mpool.ps() if row.model == "all-MiniLM-L6-v2"]
             ['text_embedding']
         """
         from .debug import table  # HTML and tables, which few programs print
@@ -623,7 +623,7 @@ class Pool(PoolVerbs):
         Example:
             >>> model = mpool.get("all-MiniLM-L6-v2")
             >>> _ = model.embed("A sentence.")
-            >>> [(past.verb, past.key, past.state) for past in model.pool.history()[-1:]]
+            >>> [(past.verb, past.model, past.state) for past in model.pool.history()[-1:]]
             [('embed', 'all-MiniLM-L6-v2', 'completed')]
         """
         return [RequestRecord(*fields) for fields in self._history]

@@ -94,7 +94,10 @@ mp_status mp_process_start(mp_process *process, const mp_process_command *comman
     if (result) {
         mp_error cause;
         mp_fail_errno(&cause, result, NULL, "the system refused to start it");
-        return mp_fail(error, MP_SPAWN_FAILED, "%s: %s", command->argv[0], cause.message);
+        return mp_fail_hint(error, MP_SPAWN_FAILED,
+                            result == EAGAIN || result == ENOMEM ? "Raise the limit on processes (ulimit -u, pids.max "
+                                                                   "of the cgroup) or on memory (ulimit -v)" : "",
+                            "%s: %s", command->argv[0], cause.message);
     }
     process->pid = (int)pid;
 #if MP_LINUX && defined(SYS_pidfd_open)

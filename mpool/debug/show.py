@@ -32,7 +32,7 @@ class ModelRow:
     """Snapshot of one model of a pool.
 
     Attributes:
-        key: name of the model. A compute type other than ``"auto"`` is appended in parentheses.
+        model: name of the model. A compute type other than ``"auto"`` is appended in parentheses.
         capability: capability of the model.
         state: ``"cold"`` (not in memory), ``"loading"``, ``"ready"``, ``"busy"``, ``"evicting"``, ``"failed"``.
         compute: compute type; None before the model is loaded.
@@ -70,7 +70,7 @@ class ModelRow:
             the bytes of a token in the KV cache. Empty before the model is loaded.
     """
 
-    key: str
+    model: str
     capability: str
     state: str
     compute: str | None
@@ -128,7 +128,7 @@ class ModelTable(Sequence[ModelRow]):
 
     def _cells(self) -> list[tuple[str, ...]]:
         last = [(",".join(map(str, row.nodes)) or "-",) if self._on_nodes() else () for row in self._rows]
-        return [(row.key, row.capability, _state(row), row.compute or "-", row.kv_dtype or "-", _weights(row),
+        return [(row.model, row.capability, _state(row), row.compute or "-", row.kv_dtype or "-", _weights(row),
                  megabytes(row.engine_bytes), _workers(row), str(row.running), str(row.queued),
                  str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""), _idle(row), *more)
                 for row, more in zip(self._rows, last)]
@@ -182,7 +182,8 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
     rows = []
     for entry in entries:
         facts = dict(entry.get("facts") or {})
-        made: dict[str, Any] = {"facts": facts, "compute": facts.get("compute"), "weights": facts.get("weights"),
+        made: dict[str, Any] = {"model": entry["key"], "facts": facts,
+                "compute": facts.get("compute"), "weights": facts.get("weights"),
                 "experts": facts.get("experts"), "thrashing": bool(facts.get("thrashing")),
                 "kv_dtype": facts.get("kv_dtype"), "draft": drafts.get(entry["key"]),
                 "adapters": adapters.get(entry["key"], ()),

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from ..errors import MpoolError, ShuttingDown, SpawnFailed, Timeout
 from . import interpreter
-from .resources import start_thread
+from .resources import HINTS, start_thread
 
 #: Time within which a new child must be ready. Imports from a cold disk take seconds.
 START_SECONDS = 30.0
@@ -112,8 +112,8 @@ class _Child:
             if ours is not None:
                 ours.close()
             raise SpawnFailed(f"no process could be started to {program.what}: {error}",
-                              hint="Raise the limit on processes (ulimit -u, pids.max of the cgroup) or on memory "
-                                   "(ulimit -v)") from error
+                              hint=HINTS.get(getattr(error, "errno", 0)) or "Raise the limit on processes (ulimit -u, "
+                              "pids.max of the cgroup) or on memory (ulimit -v)") from error
         finally:
             if theirs is not None:
                 theirs.close()

@@ -38,9 +38,9 @@ _BARE = (MemoryError, ImportError, RuntimeError, OSError)
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map zero-fill", "can't allocate lock")
 _FREE_MEMORY = "Free memory, or raise the limit of the process on its address space (ulimit -v)"
 #: Number of an error of the operating system -> what to do about it.
-_HINTS = {errno.EMFILE: "Raise the limit on open files (ulimit -n)",
-          errno.ENFILE: "Raise the limit on open files (ulimit -n)",
-          errno.ENOSPC: "Free space on the disk"}
+HINTS = {errno.EMFILE: "Raise the limit on open files (ulimit -n)",
+         errno.ENFILE: "Raise the limit on open files (ulimit -n)",
+         errno.ENOSPC: "Free space on the disk"}
 
 
 def cpus() -> int:
@@ -147,7 +147,7 @@ def _packages_of(extra: str) -> list[str]:
 
 def _system_error(error: OSError) -> FileError:
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-    return FileError(where + (error.strerror or str(error)), hint=_HINTS.get(error.errno or 0))
+    return FileError(where + (error.strerror or str(error)), hint=HINTS.get(error.errno or 0))
 
 
 def _is_callers(error: OSError) -> bool:
@@ -313,5 +313,5 @@ def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
     return thread
 
 
-__all__ = ["aitems_of_caller", "error_of", "install_hint", "items_of_caller", "list_of_caller", "of_caller",
+__all__ = ["HINTS", "aitems_of_caller", "error_of", "install_hint", "items_of_caller", "list_of_caller", "of_caller",
            "shortened", "start_thread", "typed", "typed_async"]

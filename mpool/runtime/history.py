@@ -43,7 +43,7 @@ class RequestRecord:
 
     Attributes:
         time: seconds since 1970 at which it ended.
-        key: key of the model. Before a model was found: the name that the request gave, None for the default model.
+        model: key of the model. Before a model was found: the name that the request gave, None for the default model.
         verb: name of the function, such as ``"embed"`` or ``"chat"``.
         state: ``"completed"``; ``"cancelled"`` (by its caller, or because its stream or job was dropped);
             ``"refused"`` (before it was computed: an invalid argument, an unknown model, a full queue, an open circuit
@@ -56,7 +56,7 @@ class RequestRecord:
     """
 
     time: float
-    key: str | None
+    model: str | None
     verb: str
     state: str
     duration: float
@@ -95,10 +95,10 @@ class TrackedRequest:
     """A request until its end, which the first of the methods below records.
 
     Attributes:
-        key, verb: as in :class:`RequestRecord`.
+        model, verb: as in :class:`RequestRecord`.
     """
 
-    __slots__ = ("_began", "_finalizer", "_open", "_tenant", "_ticket", "key", "verb")
+    __slots__ = ("_began", "_finalizer", "_open", "_tenant", "_ticket", "model", "verb")
 
     def __init__(self, history: History[RecordFields], verb: str, given: Mapping[str, Any]) -> None:
         """Begin the request ``verb`` with these arguments, which may be invalid."""
@@ -106,7 +106,7 @@ class TrackedRequest:
         self._open = [history]  # the end takes it out: pop() gives it to one thread only
         self.verb, self._ticket = verb, None  # type: str, _core.Ticket | None
         self._finalizer: weakref.finalize[..., Any] | None = None
-        self.key = _name_of(given.get("model"))
+        self.model = _name_of(given.get("model"))
         tenant = given.get("tenant")
         self._tenant: str | int | None = None
         if tenant is not None:
@@ -178,8 +178,8 @@ class TrackedRequest:
             if self.verb in _GENERATES:
                 tokens = sum(ticket.usage()[:2])
             ended = ticket.times()[2] or now
-        history.append((time.time() - (now - ended), self.key, self.verb, state, max(0.0, ended - self._began), tokens,
-                        self._tenant, error))
+        history.append((time.time() - (now - ended), self.model, self.verb, state, max(0.0, ended - self._began),
+                        tokens, self._tenant, error))
 
 
 #: Verbs whose tickets count tokens.

@@ -311,7 +311,7 @@ async def _respond(context: Context, served: ServedModel, body: TextRequest, str
 
 def _resident(context: Context, served: ServedModel) -> bool:
     """Return True if the model is in memory."""
-    return any(row.key == served.model.key and row.state in ("ready", "busy") for row in context.state.pool.ps())
+    return any(row.model == served.model.key and row.state in ("ready", "busy") for row in context.state.pool.ps())
 
 
 def _add_tool_calls(tool_calls: list[ToolCall], chunk: Chunk) -> None:
@@ -451,7 +451,7 @@ def _model_row(served: ServedModel) -> ModelRow:
 
 async def ps(context: Context, body: None) -> Response:
     """List the models that are in memory."""
-    rows, in_memory = [], {row.key: row for row in context.state.pool.ps()}
+    rows, in_memory = [], {row.model: row for row in context.state.pool.ps()}
     for served in context.state.models.all():
         found = in_memory.get(served.model.key)
         if found is None or found.state not in ("ready", "busy", "loading"):

@@ -39,6 +39,7 @@ from ..records import logger
 from .disconnects import DisconnectReports
 from .errors import Refusal, openai_error
 from .guard import cross_origin_headers
+from .request_log import log_refused
 from .settings import Settings
 from .streaming import EVENTS, LINES
 
@@ -520,8 +521,13 @@ class Connection(HttpToolsProtocol, DisconnectReports):
                              b"connection: close\r\n\r\n%b" % (
                                  len(body), retry, b"".join(b"%b: %b\r\n" % line for line in readable), body))
         if self.cycle is not None and not self.cycle.response_complete:
+            scope: Any = self.cycle.scope
+            scope["mpool.refusal"] = refusal  # for the record of the request
             self.cycle.disconnected = True  # the application waits for the body, which will not arrive
             self.cycle.message_event.set()
+        else:
+            path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1") if self._phase == _HEAD else ""
+            log_refused({"method": "-", "path": path or "-", "client": self.client}, refusal, row.status)
         self.transport.close()
 
     def check_deadlines(self, now: float) -> None:

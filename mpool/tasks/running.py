@@ -154,7 +154,7 @@ def _run(verb: Verb, pool: Host, given: dict[str, Any], running: TrackedRequest)
 
 def _named(request: Any, running: TrackedRequest) -> Any:
     """Record the model that a request was prepared for. Returns the request."""
-    running.key = (request.plan if hasattr(request, "plan") else request).entry.key
+    running.model = (request.plan if hasattr(request, "plan") else request).entry.key
     return request
 
 

@@ -145,6 +145,8 @@ MP_TEST_SECONDS(registry_fault_no_thread_leaves_no_half_worker, 60) {
             mp_error error;
             mp_status status = try_call(registry, "a", &error);
             MP_CHECK(status == MP_OK || (status == MP_SPAWN_FAILED && error.message[0]));
+            if (status == MP_SPAWN_FAILED) /* an exhausted address space, too, refuses threads */
+                MP_CHECK(strstr(error.hint, "ulimit -u") && strstr(error.hint, "ulimit -v"));
             mp_entry_info info;
             if (status == MP_SPAWN_FAILED) {
                 MP_CHECK_INT(k < 2, 1); /* the call needs two threads: worker and maintenance */

@@ -108,6 +108,7 @@ MP_TEST(files_bpe_many_tokens) {
         MP_CHECK_INT(mp_bpe_find(bpe, bytes + offsets[i], offsets[i + 1] - offsets[i]), i);
     MP_CHECK_INT(mp_bpe_find(bpe, "t2999", 5), -1);
     check_part(bpe, "tt1", "0 1 2 | 0+2");
+    check_part(bpe, "t2998", "0 3 30 300 2999 |"); /* the last token, too */
     mp_bpe_destroy(bpe);
 }
 

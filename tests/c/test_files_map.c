@@ -318,6 +318,19 @@ MP_TEST(files_map_release) {
     mp_file_map_close(map);
 }
 
+/* A file that is opened after another one was closed does not take the protection of a file that is still open. */
+MP_TEST(files_map_keeps_its_slot) {
+    char paths[3][400];
+    mp_file_map *first = map_of(paths[0], sizeof paths[0], "first", 5000);
+    mp_file_map_close(map_of(paths[1], sizeof paths[1], "second", 5000));
+    mp_file_map *third = map_of(paths[2], sizeof paths[2], "third", 5000);
+    MP_CHECK_INT(truncate(paths[0], 0), 0);
+    MP_CHECK_INT(sum_of(first, 0, 5000), 0);
+    MP_CHECK(mp_file_map_poisoned(first) && !mp_file_map_poisoned(third));
+    mp_file_map_close(first);
+    mp_file_map_close(third);
+}
+
 MP_TEST(files_map_limit) {
     enum { MAX = 4096 };
     static mp_file_map *maps[MAX];

@@ -77,6 +77,31 @@ MP_TEST(files_weights_views) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
 
+#ifdef MP_SEAM
+/* The whole pages of a tensor are released in the file that holds it, whichever of the files that is. */
+MP_TEST(files_weights_release_the_file_of_the_tensor) {
+    static const char *names[] = {"first", "second"};
+    fixture f;
+    begin(&f);
+    write_pattern(f.b, 20000);
+    for (int i = 0; i < 2; i++)
+        add(&f, names[i], MP_F32, 0, 4000, i, 1000);
+    mp_weights *weights = open_weights(&f);
+    mp_sys_table.madvise = record_advice;
+    for (int i = 0; i < 2; i++) {
+        mp_tensor t;
+        MP_CHECK_OK(mp_weights_get(weights, names[i], 1, (int64_t[]){-1}, &t, &f.error), &f.error);
+        released_ranges = 0;
+        mp_weights_release(weights, &t);
+        const uintptr_t from = (uintptr_t)t.data, to = from + t.nbytes, page = (uintptr_t)getpagesize();
+        MP_CHECK(released_ranges == 1 && released_from - from < page && to - released_to < page);
+        MP_CHECK_INT(t.data[8000], pattern(9000)); /* read from the file again */
+    }
+    mp_sys_table.madvise = mp_sys_real.madvise;
+    mp_weights_close(weights);
+}
+#endif
+
 /* --- biases of layers --- */
 
 /* Open a file with these tensors, separated by spaces, and check the biases of `layers` layers. Returns the name of the
@@ -95,6 +120,30 @@ static const char *missing_bias(fixture *f, const char *names, int layers) {
     MP_CHECK_STATUS(status, MP_FORMAT, &f->error);
     MP_CHECK_HAS(f->error.message, f->error.field);
     return f->error.field;
+}
+
+MP_TEST(files_weights_layers_have_the_same_biases) {
+    static const struct {
+        const char *names;
+        int layers;
+        const char *missing;
+    } rows[] = {
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight blk.1.q.bias", 2, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight", 2, "blk.1.q.bias"},
+        {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 2, "blk.0.q.bias"},
+        {"blk.9.q.weight blk.9.q.bias blk.10.q.weight blk.10.q.bias blk.11.q.weight", 12, "blk.11.q.bias"},
+        /* a layer that is not read, or lacks the weight, needs no bias */
+        {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 1, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.experts.weight", 2, ""},
+        /* a bias without a weight belongs to the router */
+        {"blk.0.ffn_gate_inp.weight blk.1.ffn_gate_inp.weight blk.1.exp_probs_b.bias", 2, "blk.0.exp_probs_b.bias"},
+        /* these are no layers of the model */
+        {"blk.0.q.weight blk.0.q.bias blk.01.q.weight blk.x.q.weight v.blk.1.q.weight blk.1q.weight", 2, ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fixture f;
+        MP_CHECK_STR(missing_bias(&f, rows[i].names, rows[i].layers), rows[i].missing);
+    }
 }
 
 /* Names of up to 147 bytes are checked. No network that mpool reads has longer ones. */

@@ -97,6 +97,7 @@ MP_TEST(isolation_missing_programs_are_refused) {
     mp_error error;
     MP_CHECK_STATUS(mp_process_start(&process, &command, &error), MP_SPAWN_FAILED, &error);
     MP_CHECK_HAS(error.message, "/nowhere/at/all");
+    MP_CHECK_STR(error.hint, ""); /* no limit is the cause */
     mp_process_kill(&process);
     command.fds[1] = 9999;
     MP_CHECK_STATUS(mp_process_start(&process, &command, &error), MP_SPAWN_FAILED, &error);

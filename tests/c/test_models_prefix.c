@@ -142,6 +142,60 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
     take_down(&b);
 }
 
+/* Returns the largest number of blocks, at most `most`, after which all window parts that the next row reads exist. */
+static uint32_t reach_of(const mp_prefix_cache *cache, const uint32_t *ids, uint32_t most) {
+    for (uint32_t end = most; end > 0; end--) {
+        bool complete = true;
+        for (int p = 1; p < cache->kv.layout.parts; p++)
+            for (int b = mp_kv_first_seen(cache->kv.layout.window[p], (int64_t)end * MP_KV_BLOCK); b < (int)end; b++)
+                complete &= mp_kv_has(&cache->kv, p, ids[b]);
+        if (complete)
+            return end;
+    }
+    return 0;
+}
+
+/* Two windows, of which a random part of the blocks is evicted: a request continues only where both still have all that
+ * its next row reads. */
+MP_TEST(models_prefix_reach_needs_every_window) {
+    enum { DEEP = 8, ENTRIES = 2 * DEEP, ROUNDS = 400 };
+    mp_kv_store stores[] = {{.heads = 1, .k_dim = 16, .v_dim = 16},
+                            {.heads = 1, .k_dim = 16, .v_dim = 16, .window = 100},
+                            {.heads = 1, .k_dim = 16, .v_dim = 16, .window = 200}};
+    const mp_kv_layout layout = mp_kv_lay_out(stores, 3, MP_I16);
+    mp_test_random random = {23};
+    bench b;
+    uint32_t ids[DEEP];
+    int partial = 0;
+    set_up(&b, 0);
+    mp_prefix_deinit(&b.cache);
+    mp_prefix_init(&b.cache, &layout, &b.budget, 1);
+    for (int round = 0; round < ROUNDS; round++) {
+        int order[ENTRIES];
+        mp_prefix_chain chain;
+        publish(&b, 0, b.tokens, DEEP, ids);
+        for (int i = 0; i < ENTRIES; i++) {
+            const int at = (int)(mp_test_random_u64(&random) % (uint64_t)(i + 1));
+            order[i] = order[at];
+            order[at] = i;
+        }
+        b.budget.limit = 100 * layout.bytes[1] * (mp_test_random_u64(&random) % (ENTRIES + 1));
+        for (int i = 0; i < ENTRIES; i++) /* the limit keeps the last ones */
+            mp_prefix_unref_part(&b.cache, 1 + order[i] % 2, ids[order[i] / 2]);
+        for (uint32_t most = 1; most <= DEEP; most++) {
+            const uint32_t expected = reach_of(&b.cache, ids, most);
+            chain = mp_prefix_begin(&b.cache, (mp_cache_scope){0});
+            MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, most), expected);
+            partial += expected > 0 && expected < most;
+        }
+        b.budget.limit = UINT64_MAX;
+        give(&b, ids, DEEP);
+        mp_prefix_trim(&b.cache);
+    }
+    MP_CHECK(partial > ROUNDS / 10);
+    take_down(&b);
+}
+
 /* ---- a decoder --------------------------------------------------------------------------------------------------- */
 
 static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K};

@@ -73,15 +73,20 @@ static int propose_bad(void *arg, const mp_item *item, int choice, int32_t *draf
     return most;
 }
 
-/* Check that the components that pad the values of a sequence to whole vectors are zero in all slots of its blocks. */
-static void check_padding(const tiny_model *tiny, const mp_sequence *seq) {
+/* Check that the components that pad the values of a sequence to whole vectors are zero in all slots of its blocks, and
+ * that no key or value of a slot is infinite or NaN: kernels may read slots after the last row. */
+static void check_slots(const tiny_model *tiny, const mp_sequence *seq) {
     const mp_decoder *model = (const mp_decoder *)tiny->model;
     const mp_kv_cache *kv = &((const mp_text_engine *)tiny->engine)->cache.kv;
     const int padded = model->kv_stores[0].v_dim;
     for (int b = 0; b < seq->cached.block_count; b++)
         for (int store = 0; store < kv->layout.count; store++)
             for (int head = 0; head < model->kv_stores[store].heads; head++) {
+                const mp_kv_store *at = &model->kv_stores[store];
+                const float *k = mp_kv_k(kv, seq->cached.blocks[b], store, head);
                 const float *v = mp_kv_v(kv, seq->cached.blocks[b], store, head);
+                MP_CHECK(mp_kernels_get()->all_finite(k, (size_t)(at->k_dim * MP_KV_BLOCK)));
+                MP_CHECK(mp_kernels_get()->all_finite(v, (size_t)(padded * MP_KV_BLOCK)));
                 for (int slot = 0; slot < MP_KV_BLOCK; slot++)
                     for (int i = model->shapes[0].value_dim; i < padded; i++)
                         MP_CHECK(v[slot * padded + i] == 0);
@@ -89,7 +94,7 @@ static void check_padding(const tiny_model *tiny, const mp_sequence *seq) {
 }
 
 /* Heads of 8 components: values are padded to 16, and rows of infinite drafts are wiped with their padding. */
-MP_TEST(models_sequence_wipes_the_padding_of_values) {
+MP_TEST(models_sequence_wipes_infinite_drafts_and_padding) {
     static const mp_dtype type = MP_F32;
     const mp_value heads = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = 32};
     const int32_t bad = BAD, prompt[] = {20, 21, 22, 23, 24, 25};
@@ -114,7 +119,7 @@ MP_TEST(models_sequence_wipes_the_padding_of_values) {
         outcome = tiny_job_step(&tiny, &job, 512);
         const mp_sequence_group *group = job.item.state;
         for (int c = 0; outcome == MP_OUTCOME_MORE && c < group->n; c++)
-            check_padding(&tiny, &group->seqs[c]);
+            check_slots(&tiny, &group->seqs[c]);
     } while (outcome == MP_OUTCOME_MORE);
     MP_CHECK_INT(outcome, MP_OUTCOME_DONE);
     MP_CHECK(tiny.engine->work.draft_tokens > 0);

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,8 +16,8 @@ import numpy as np
 
 from ... import _core, records
 from ...checks import refuse
-from ...errors import FileError, FormatError, InvalidArgument, SpawnFailed
-from ...host.resources import cpus
+from ...errors import FileError, FormatError, InvalidArgument
+from ...host.resources import cpus, start_thread
 from ...names import QUANTIZED
 from ..files import close, open_regular, read_exactly
 from ..formats.hf_quantised import DTYPES
@@ -108,19 +107,19 @@ class _Threads:
 
     def __init__(self, count: int) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
-        self._threads = [threading.Thread(target=self._run, name="mpool-quantize", daemon=True) for _ in range(count)]
+        self._count = count
 
     def __enter__(self) -> _Threads:
         try:
-            for thread in self._threads:
-                thread.start()
-        except RuntimeError as error:
+            for _ in range(self._count):
+                start_thread(self._run, "mpool-quantize")
+        except BaseException:
             self.__exit__()
-            raise SpawnFailed(f"a thread cannot be started: {error}") from error
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        for _ in self._threads:
+        for _ in range(self._count):
             self._calls.put(None)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:

@@ -129,11 +129,11 @@ def snapshot(state: State) -> Snapshot:
         workers.setdefault(pong.model, []).append(WorkerState(pong.worker_id, pong.state, pong.busy))
     models = []
     for row in pool.ps():
-        known, counted = health.models.get(row.key), found["models"].get(row.key)
+        known, counted = health.models.get(row.model), found["models"].get(row.model)
         if known is None or counted is None:  # the model was added between the two reads
             continue
         models.append(ModelState(
-            row.key, row.capability, row.state, row.compute, row.isolation, workers.get(row.key, []), row.dead,
+            row.model, row.capability, row.state, row.compute, row.isolation, workers.get(row.model, []), row.dead,
             known.queue_depth, known.queue_capacity, row.running, row.breaker, row.policy, row.pinned,
             row.keep_alive if math.isfinite(row.keep_alive) else None, row.idle_seconds, row.model_bytes,
             row.engine_bytes, row.calls, row.errors, row.last_error, known.p50, known.p99,

@@ -166,7 +166,7 @@ def test_two_capabilities(clip: Path, dino: Path) -> None:
     with mpool.Pool() as pool:
         model = pool.load(clip, name="both")
         assert [row.capability for row in pool.ps()] == ["image_embedding", "text_embedding"]
-        assert all(row.state == "ready" for row in pool.ps()) and len({row.key for row in pool.ps()}) == 2
+        assert all(row.state == "ready" for row in pool.ps()) and len({row.model for row in pool.ps()}) == 2
         assert model.capability == "image_embedding" and model.capabilities == ("image_embedding", "text_embedding")
         assert model.dimensions == 24 and model.context_length == 20
         for same in (pool.get("both", "text_embedding"), pool.get("both", "image_embedding"), pool.get(clip)):

@@ -180,7 +180,7 @@ def test_loading_a_model_unloads_idle_models_unless_they_are_pinned(bert: Path, 
         with mpool.Pool(mpool.PoolConfig(memory_bytes=limit, max_workers_per_model=1)) as own:
             own.embed("a", bert)
             call(own)
-            assert [row.key for row in own.ps() if row.state in ("ready", "busy")] == [str(llama)]
+            assert [row.model for row in own.ps() if row.state in ("ready", "busy")] == [str(llama)]
     with mpool.Pool(mpool.PoolConfig(memory_bytes=limit, max_workers_per_model=1)) as own:
         own.load(bert, pin=True)
         own.embed("a", bert)

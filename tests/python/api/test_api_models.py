@@ -179,7 +179,7 @@ def test_unload_frees_and_the_next_call_loads_again(pool: mpool.Pool, bert: Path
     assert np.array_equal(pool.embed("x", bert), before)
     pool.load(llama, name="talker")
     pool.get("talker").unload()
-    assert {row.state for row in pool.ps() if "llama" in row.key} == {"cold"}
+    assert {row.state for row in pool.ps() if "llama" in row.model} == {"cold"}
 
 
 def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> None:
@@ -232,7 +232,7 @@ def test_facts_of_a_handle(pool: mpool.Pool, bert: Path, llama: Path, tmp_path: 
     with pytest.raises(mpool.InvalidArgument):
         model.with_compute("float64")
     vector = model.with_compute("float32").embed("A cat.")
-    assert model.core_keys == tuple(row.key for row in pool.ps()) == ("mine (float32)",)
+    assert model.core_keys == tuple(row.model for row in pool.ps()) == ("mine (float32)",)
     pool.unload(model)
     model.set_adapters(paths)
     assert model.adapters == ("one", "two") and {row.state for row in pool.ps()} <= {"cold"}

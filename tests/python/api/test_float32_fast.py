@@ -124,4 +124,4 @@ def test_both_types_are_keys_of_their_own(bert: Path) -> None:
         exact = pool.embed("brown fox", bert, compute="float32")
         fast = pool.embed("brown fox", bert, compute="float32-fast")
         assert np.abs(exact - fast).max() < 1e-5
-        assert sorted(row.key for row in pool.ps()) == [f"{bert} (float32)", f"{bert} (float32-fast)"]
+        assert sorted(row.model for row in pool.ps()) == [f"{bert} (float32)", f"{bert} (float32-fast)"]

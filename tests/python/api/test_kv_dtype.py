@@ -50,7 +50,7 @@ def test_two_names_and_a_process_give_the_same_bytes(model: str) -> None:
         pool.register("there", model, kv_dtype="int8", isolation="process")
         ends = [greedy(pool, name, TOKENS, 8) for name in ("here", "there", "here")]
         assert (ends[0] == ends[1]).all() and (ends[0] == ends[2]).all()
-        assert {row.key: row.kv_dtype for row in pool.ps()} == {"here": "int8", "there": "int8"}
+        assert {row.model: row.kv_dtype for row in pool.ps()} == {"here": "int8", "there": "int8"}
         with mpool.Pool() as other:
             handle = pickle.loads(pickle.dumps(pool.get("here")))
             entry = other._restore(*handle.__reduce__()[1][1:])._entry

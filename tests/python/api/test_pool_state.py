@@ -66,8 +66,8 @@ def test_a_load_that_times_out_leaves_the_pin(llama: Path) -> None:
             next(stream)
             with pytest.raises(mpool.Timeout):
                 pool.load("one", pin=True, keep_alive=77, timeout=0.1)
-        until(lambda: [row.key for row in pool.ps() if row.state == "ready"] == ["one"])
-        (row,) = (row for row in pool.ps() if row.key == "one")
+        until(lambda: [row.model for row in pool.ps() if row.state == "ready"] == ["one"])
+        (row,) = (row for row in pool.ps() if row.model == "one")
         assert (row.pinned, row.keep_alive) == (False, 300.0)
 
 
@@ -134,9 +134,9 @@ def test_reported_engine_bytes_are_measured(bert: Path, llama: Path) -> None:
             held.append(row_of(pool).engine_bytes)
         assert 0 < held[0] < held[1] < pool.registry.entries()[0]["worker"][0]["predicted_bytes"]
         pool.generate("one " * 100, llama, **TEXT)
-        held = [row.engine_bytes for row in pool.ps() if row.key == str(llama)]
+        held = [row.engine_bytes for row in pool.ps() if row.model == str(llama)]
         pool.generate("two " * 900, llama, **TEXT)  # more blocks, which stay in the prefix cache
-        assert 0 < held[0] < next(row.engine_bytes for row in pool.ps() if row.key == str(llama))
+        assert 0 < held[0] < next(row.engine_bytes for row in pool.ps() if row.model == str(llama))
 
 
 def test_names_and_defaults_are_pinned() -> None:

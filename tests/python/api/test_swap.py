@@ -210,7 +210,7 @@ def test_handles_follow_the_name(own: mpool.Pool, bert: Path) -> None:
     assert found == model and hash(found) == hash(model) and numbers[found] == 1
     assert model.context_length == 12 and own.get("m").context_length == 12
     assert pickle.loads(copy).context_length == 12  # the pool and its name exist in this process
-    assert [row.key for row in own.ps()] == ["m"]
+    assert [row.model for row in own.ps()] == ["m"]
 
 
 def test_names_of_a_replaced_model_lead_to_the_new_one(own: mpool.Pool, bert: Path) -> None:
@@ -256,7 +256,7 @@ def test_pin_keep_alive_and_load_options_stay(own: mpool.Pool, llama: Path, qwen
     own.register("m", llama, kv_dtype="int8")
     own.load("m", pin=True, keep_alive=77)
     own.swap("m", qwen2)
-    row = next(row for row in own.ps() if row.key == "m")
+    row = next(row for row in own.ps() if row.model == "m")
     assert (row.pinned, row.keep_alive, row.state) == (True, 77, "ready")
     assert own.get("m")._entry.loading.kv_dtype == "int8"
 
@@ -270,7 +270,7 @@ def _settings(model: Any) -> Any:
     found, entry = model.description.embedding, model._entry
     return (found.prompts, found.default_prompt_name, found.pooling, found.normalize, found.max_tokens,
             (entry.setup.runs_in, entry.setup.weights),
-            sorted((row.key, row.pinned, row.keep_alive) for row in entry.pool.ps()))
+            sorted((row.model, row.pinned, row.keep_alive) for row in entry.pool.ps()))
 
 
 def test_a_swap_keeps_each_setting_that_it_does_not_name(own: mpool.Pool, bert: Path, tmp_path: Path) -> None:

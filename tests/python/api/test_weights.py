@@ -78,7 +78,7 @@ def test_registered_names_have_weights_of_their_own(bert: Path) -> None:
         models = [pool.register(name, bert, weights=name) for name in ("mapped", "packed")]  # type: ignore[arg-type]
         found = [model.embed(TEXTS).tobytes() for model in models]
         assert found[0] == found[1]
-        assert {row.key: row.weights for row in pool.ps()} == {"mapped": "mapped", "packed": "packed"}
+        assert {row.model: row.weights for row in pool.ps()} == {"mapped": "mapped", "packed": "packed"}
         with pytest.raises(mpool.InvalidArgument, match="`weights` must be one of auto, mapped, packed"):
             pool.register("never", bert, weights="never")  # type: ignore[arg-type]
 

@@ -122,7 +122,8 @@ def test_a_table_is_a_sequence() -> None:
     """An index returns a row, a slice a table."""
     shown = table([row(key="a"), row(key="b"), row(key="c")])
     assert len(shown) == 3 and len(table([])) == 0 and not table([])
-    assert shown[1].key == "b" and isinstance(shown[1:], ModelTable) and [one.key for one in shown[1:]] == ["b", "c"]
+    assert shown[1].model == "b" and isinstance(shown[1:], ModelTable)
+    assert [one.model for one in shown[1:]] == ["b", "c"]
 
 
 def test_html_of_a_table() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,25 @@ def test_interruption_leaves_nothing(folder: Path, tmp_path: Path, failure: Base
 
     with pytest.raises(type(failure)):
         quantize(str(quantisedfiles.write("qwen2", "F32", folder)), str(tmp_path / "q.gguf"), "Q8_0", progress=stop)
+    _only(tmp_path, set())
+
+
+def test_no_thread_can_be_started(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, start = str(quantisedfiles.write("qwen2", "F32", folder)), threading.Thread.start
+    started: list[str] = []
+
+    def second_fails(self: threading.Thread) -> None:
+        if self.name == "mpool-quantize":
+            started.append(self.name)
+            if len(started) == 2:
+                raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", second_fails)
+    with pytest.raises(mpool.SpawnFailed, match="ulimit -u.*ulimit -v"):
+        quantize(source, str(tmp_path / "q.gguf"), "Q8_0", threads=3)
+    assert len(started) == 2 and not any(thread.name == "mpool-quantize" and not thread.daemon
+                                         for thread in threading.enumerate())
     _only(tmp_path, set())
 
 

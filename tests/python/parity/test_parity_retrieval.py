@@ -305,7 +305,7 @@ def test_bge_m3(pool: mpool.Pool, m3: Path) -> None:
     one = pool.embed_sparse(TEXTS, str(m3), compute="float32")
     assert one.values.tobytes() == found.sparse.values.tobytes()
     assert pool.embed_tokens(TEXTS, str(m3), compute="float32").values.tobytes() == found.tokens.values.tobytes()
-    assert [row.key for row in pool.ps()].count(f"{m3} (float32)") == 1  # one copy of the weights
+    assert [row.model for row in pool.ps()].count(f"{m3} (float32)") == 1  # one copy of the weights
 
 
 # ---- promises ------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_requests_of_both_sides(pool: mpool.Pool, pair: tuple[Any, str]) -> None
     tokens = pool.embed_tokens(TEXTS, folder, task="query", prompt="")
     assert {row.shape[1] for row in tokens} == {48}
     differ(tokens[0], pool.embed_tokens(TEXTS, folder, task="document", prompt="")[0])
-    assert {row.key.removeprefix(folder) for row in pool.ps()} == {"", " text_embedding (query)"}
+    assert {row.model.removeprefix(folder) for row in pool.ps()} == {"", " text_embedding (query)"}
 
 
 def test_a_task_of_another_type(pair: tuple[Any, str]) -> None:

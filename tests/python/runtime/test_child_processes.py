@@ -6,6 +6,7 @@ import errno
 import gc
 import multiprocessing.spawn
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -283,7 +284,8 @@ def test_program_that_never_starts(children: Any, tmp_path: Path, monkeypatch: p
 def test_no_process_and_no_descriptor(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the failures uses up a place or a descriptor."""
     made = children()
-    for module, name, code in ((subprocess, "Popen", errno.EAGAIN), (socket, "socketpair", errno.EMFILE)):
+    for module, name, code, limits in ((subprocess, "Popen", errno.EAGAIN, {"-u", "-v"}),
+                                       (socket, "socketpair", errno.EMFILE, {"-n"})):
         def refused(*args: Any, **options: Any) -> Any:
             raise OSError(code, os.strerror(code))
 
@@ -292,8 +294,9 @@ def test_no_process_and_no_descriptor(children: Any, monkeypatch: pytest.MonkeyP
             files = len(os.listdir("/proc/self/fd"))
             made.start()  # silent: the error appears when a child is needed
             for _ in range(3):
-                with pytest.raises(SpawnFailed, match="no process could be started to test.*" + os.strerror(code)):
+                with pytest.raises(SpawnFailed, match="no process could be started.*" + os.strerror(code)) as caught:
                     ask(made)
+                assert set(re.findall(r"ulimit (-.)", caught.value.hint or "")) == limits
             assert len(os.listdir("/proc/self/fd")) == files
     assert ask(made) == ("text", b"v")
 

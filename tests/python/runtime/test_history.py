@@ -50,12 +50,12 @@ def test_what_a_record_says(own: mpool.Pool, bert: Path, llama: Path) -> None:
     assert len(own.history()) == 2
     found = last(own)
     assert (found.verb, found.state, found.error) == ("embed", "completed", None)
-    assert (found.key, found.tenant) == (own.get(bert).key, "alice")
+    assert (found.model, found.tenant) == (own.get(bert).key, "alice")
     assert found.tokens == own.count_tokens("alpha", bert) + own.count_tokens("beta", bert)
     assert began <= found.time <= time.time() and 0 < found.duration < time.time() - began
     done = own.generate("The", llama, max_tokens=5, ignore_eos=True)
     found = last(own)
-    assert (found.key, found.verb, found.tenant) == (own.get(llama).key, "generate", None)
+    assert (found.model, found.verb, found.tenant) == (own.get(llama).key, "generate", None)
     assert found.tokens == done.usage.prompt_tokens + 5
     own.submit("text_embedding", inputs=["a"] * 3, model=bert).result()
     assert last(own).verb == "embed" and last(own).tokens == 3 * own.count_tokens("a", bert)
@@ -110,7 +110,7 @@ def test_failed_and_refused_requests_are_recorded(bert: Path, llama: Path, broke
             assert len(pool.history()) == count + 1
 
         ends("refused", "UNKNOWN_MODEL", lambda: pool.embed("a", "no-such-model"), "embed")
-        assert last(pool).key == "no-such-model"
+        assert last(pool).model == "no-such-model"
         ends("refused", "INVALID_ARGUMENT", lambda: pool.embed("a", bert, dimensions=-1), "embed")
         ends("refused", "INVALID_ARGUMENT", lambda: pool.generate("a", llama, stream=3), "generate")  # type: ignore
         ends("refused", "INVALID_ARGUMENT", lambda: asyncio.run(aio.generate(

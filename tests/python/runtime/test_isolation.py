@@ -20,6 +20,7 @@ import pytest
 
 import mpool
 from mpool.runtime import isolation as _isolated
+from mpool.runtime import logs
 from pooloptions import wide as wide
 from poolstates import LONG, TEXT, row_of
 from isolated import children, pool_of, processes, signal_all
@@ -100,6 +101,46 @@ def test_request_is_retried_if_its_worker_is_killed_before_a_result(wide: Path, 
     assert np.array_equal(job.result(), pool.embed("another text " * 30, wide))
     assert set(processes(pool)).isdisjoint(before)
     assert np.array_equal(pool.embed("a text " * 20, wide), expected)
+
+
+def deaths(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, str]]]:
+    """Return level and parts of the records about workers that died."""
+    logs.wait_for_events(60.0)
+    form = re.compile(r"Worker (?P<worker>\d+) for (?P<model>.+) died; requests retried: (?P<retried>\d+), "
+                      r"failed: (?P<failed>\d+); cause: (?P<cause>.+)")
+    found = [(record.levelname, form.fullmatch(record.getMessage())) for record in caplog.records]
+    return [(level, match.groupdict()) for level, match in found if match is not None]
+
+
+@pytest.mark.parametrize("number", FATAL)
+def test_a_death_is_one_warning(wide: Path, pool: mpool.Pool, number: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Row 57: the model, the cause, and the requests retried, whether the worker computed a request or had none."""
+    caplog.set_level("WARNING", "mpool.pool")
+    pool.embed("a text " * 20, wide)
+    signal_all(pool, signal.SIGSTOP)
+    job = pool.submit("text_embedding", inputs="another text " * 30, model=pool.get(wide))
+    until(lambda: row_of(pool).running)
+    before = signal_all(pool, number)
+    for pid in before:
+        os.kill(pid, signal.SIGCONT)
+    job.result()
+    until(lambda: len(deaths(caplog)) == len(before))
+    found = deaths(caplog)
+    key = row_of(pool).key
+    assert {(level, row["model"], row["failed"]) for level, row in found} == {("WARNING", key, "0")}
+    assert sum(int(row["retried"]) for _, row in found) == 1 and all(f"signal {number:d}" in row["cause"] for _, row in found)
+    assert len({row["worker"] for _, row in found}) == len(before)
+
+
+def test_a_stalled_worker_dies_with_one_warning(wide: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its requests are not retried."""
+    caplog.set_level("WARNING", "mpool.pool")
+    with mpool.Pool(mpool.PoolConfig(chaos="stall=1", stall_timeout=0.2, max_workers_per_model=1)) as pool:
+        with pytest.raises(mpool.RecvError):
+            pool.embed("a text", wide)
+        until(lambda: deaths(caplog))
+        (level, row), = deaths(caplog)
+        assert (level, row["model"], row["retried"], row["failed"]) == ("WARNING", row_of(pool).key, "0", "1")
 
 
 @pytest.mark.parametrize("number", FATAL)
@@ -361,7 +402,7 @@ def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
         until(lambda: row_of(pool).isolation == "thread" and not row_of(pool).processes)
         named = pool.register("own", llama, isolation="process")
         assert named.generate("a", **TEXT).text
-        assert [row.isolation for row in pool.ps() if row.key == "own"] == ["process"]
+        assert [row.isolation for row in pool.ps() if row.model == "own"] == ["process"]
         import pickle
 
         again = pickle.loads(pickle.dumps(named))

@@ -254,7 +254,7 @@ def test_no_thread_can_be_started(group: Any, monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    with pytest.raises(SpawnFailed, match="could not be started"):
+    with pytest.raises(SpawnFailed, match="could not be started.*ulimit -u.*ulimit -v"):
         threads.run(divmod, 7, 2)
     threads.later(lambda: None)  # its caller does not wait, and gets no error
     monkeypatch.setattr(threading.Thread, "start", start)

@@ -59,7 +59,7 @@ def test_snapshot_agrees_with_the_library(server: Any) -> None:
     found = msgspec.convert(plain, Snapshot)  # every field exists and has the right type
     assert msgspec.to_builtins(found) == plain
     model = next(model for model in found.models if model.key == "bert")
-    row = next(row for row in pool.ps() if row.key == "bert")
+    row = next(row for row in pool.ps() if row.model == "bert")
     assert (model.state, model.calls, model.model_bytes, model.capability) \
         == (row.state, row.calls, row.model_bytes, "text_embedding") and model.calls >= 1
     assert [worker.id for worker in model.workers] == [pong.worker_id for pong in pool.ping("bert")] != []

@@ -123,7 +123,7 @@ def test_models_are_described(server: Any, client: Any, llama: Path) -> None:
 def test_ps_reports_memory_and_the_time_left(server: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The size is that of weights and caches. A model that has been idle for 3,000 of 7,200 s has 4,200 s left."""
     client.embeddings("bert", "x", keep_alive=7200)
-    found = {row.key: row for row in server.state.pool.ps()}
+    found = {row.model: row for row in server.state.pool.ps()}
     key = str(server.state.models.all()[1].model.key)
     assert found[key].capability == "text_embedding" and found[key].keep_alive == 7200 and found[key].engine_bytes > 0
     idle_row = replace(found[key], idle_seconds=3000.0)
