@@ -317,8 +317,8 @@ def _server_options(command: argparse.ArgumentParser, leave_out: Iterable[str] =
             kind, unset = option.kind, argparse.SUPPRESS
             if option.name == "verbose" or option.name in leave_out:  # every command has --verbose
                 continue
-            text = BRIEF.get(option.name) or option.meaning + (f" (default: {option.default})" if option.default else "")
-            text = text.replace("%", "%%")
+            default = f" (default: {option.default})" if option.default else ""
+            text = (BRIEF.get(option.name) or option.meaning + default).replace("%", "%%")
             flags = (*filter(None, (_SHORT.get(option.name),)), option.flag)
             if not kind.metavar:
                 group.add_argument(*flags, dest=option.dest, action="store_true", default=unset, help=text)
