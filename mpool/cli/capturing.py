@@ -21,8 +21,8 @@ from .common import (
     require_prompt,
     say,
     standard_input,
-    table,
 )
+from .layout import table
 
 if TYPE_CHECKING:
     from ..debug import CaptureComparison, CaptureDifference, Grade

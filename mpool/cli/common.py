@@ -8,17 +8,15 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import FileError, InvalidArgument, MpoolError, Unsupported
 from ..host.resources import install_hint
 from ..models.catalogue import load as load_catalogue
-from ..records import one_line
+from .layout import fit
 
 if TYPE_CHECKING:
     from ..completions import Completion
@@ -123,8 +121,8 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line to standard error: a message that is not part of the output."""
-    say(text, sys.stderr)
+    """Print a line to standard error: a message that is not part of the output. A terminal gets lines that fit."""
+    say(fit(text, sys.stderr), sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -138,52 +136,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def text_width(text: str) -> int:
-    """Return the number of columns that a text takes in a terminal."""
-    return sum(0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF") for one in text)
-
-
-def screen_width() -> int | None:
-    """Return the number of columns of the terminal on standard output; None: it is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
-    """Format rows as a table with aligned columns.
-
-    Args:
-        head: names of the columns.
-        rows: cells of the rows.
-        width: maximum width of a line. Names in the first column are never cut: one that does not fit beside the other
-            cells has lines of its own. None: no limit.
-    """
-    lines = [tuple(map(one_line, line)) for line in (head, *rows)]
-    widths = [max(text_width(line[at]) for line in lines) for at in range(len(head))]
-    others = sum(widths[1:]) + 2 * (len(head) - 1)
-    if width is not None:
-        widths[0] = min(widths[0], max(text_width(head[0]), width - others))
-    found = []
-    for name, *cells in lines:
-        if width is not None and text_width(name) > widths[0]:
-            found += _cut(name, width)
-            name = ""
-        found.append("  ".join(cell + " " * (columns - text_width(cell))
-                               for cell, columns in zip((name, *cells), widths)).rstrip())
-    return "\n".join(found)
-
-
-def _cut(text: str, width: int) -> list[str]:
-    """Cut a text into lines of at most ``width`` columns."""
-    lines, used = [""], 0
-    for one in text:
-        used += text_width(one)
-        if used > width:
-            lines.append("")
-            used = text_width(one)
-        lines[-1] += one
-    return lines
 
 
 def size_of(found: Resolved) -> int:

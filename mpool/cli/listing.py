@@ -12,7 +12,8 @@ from ..models import describing, downloaded
 from ..models.catalogue import load as load_catalogue
 from ..models.describing import resolve
 from ..names import TASKS
-from .common import make_pool, note, print_json, say, screen_width, size_of, table
+from .common import make_pool, note, print_json, say, size_of
+from .layout import screen_width, table
 from .models import facts_of_model, facts_of_row, megabytes
 
 if TYPE_CHECKING:

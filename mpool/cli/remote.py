@@ -18,7 +18,8 @@ from typing import Any
 from ..errors import ContextOverflow, InvalidArgument, ModelError, MpoolError, SendError, Timeout
 from ..names import TASKS
 from ..server.settings import default_token_file, read_token
-from .common import note, print_json, say, screen_width, table
+from .common import note, print_json, say
+from .layout import screen_width, table
 
 #: Address of the server if neither ``--url`` nor ``MPOOL_URL`` names one.
 DEFAULT_URL = "http://127.0.0.1:11435"

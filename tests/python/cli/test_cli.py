@@ -21,7 +21,8 @@ from PIL import Image
 
 import tinymodels
 from mpool.cli import main
-from mpool.cli.common import for_output, print_json, table
+from mpool.cli.common import for_output, print_json
+from mpool.cli.layout import table
 from mpool.cli.parser import make_parser
 from mpool.cli.chatting import Conversation
 from mpool.errors import ContextOverflow
