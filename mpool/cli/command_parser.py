@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..checks import nearest
@@ -61,7 +61,15 @@ _FOREIGN_OPTIONS = {
 
 
 class Help(argparse.HelpFormatter):
-    """Keeps the lines of a paragraph that begins with a heading, such as ``examples:``."""
+    """Keeps the lines of a paragraph that begins with a heading, such as ``examples:``, and does not list the options
+    twice: the usage names only those that are required."""
+
+    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any],
+                  prefix: str | None = None) -> None:
+        """Add the usage. See :class:`argparse.HelpFormatter`."""
+        shown = [one for one in actions if one.required or not one.option_strings]
+        options = argparse.Action([], "options", metavar="[options]")
+        super().add_usage(usage, [options, *shown], (), prefix)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(part if part.partition("\n")[0].endswith(":") else super(Help, self)._fill_text(

@@ -570,9 +570,10 @@ def _pull(command: argparse.ArgumentParser) -> None:
 
 
 def _models(command: argparse.ArgumentParser, local: bool = False) -> None:
-    command.add_argument("--task", choices=[task for tasks in TASKS.values() for task in tasks],
-                         help="only models for this command")
-    command.add_argument("--capability", choices=CAPABILITIES, help="only models with this capability")
+    tasks = [task for names in TASKS.values() for task in names]
+    command.add_argument("--task", choices=tasks, metavar="NAME", help=f"only models for {', '.join(tasks)}")
+    command.add_argument("--capability", choices=CAPABILITIES, metavar="NAME",
+                         help=f"only models with the capability {', '.join(CAPABILITIES)}")
     command.add_argument("--fits", action="store_true",
                          help="only models that fit into the memory limit of a pool")
     if local:

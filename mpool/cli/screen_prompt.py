@@ -40,9 +40,12 @@ def screen_reader(talk: Talk) -> Callable[[], str | None]:
     def new_line(event: Any) -> None:
         event.current_buffer.insert_text("\n")
 
+    @keys.add("<sigint>")
     @keys.add("c-c", filter=has_focus(DEFAULT_BUFFER))
     def interrupt(event: Any) -> None:
-        """Delete the text that is typed; without one, interrupt."""
+        """Delete the text that is typed; without one, interrupt. A signal may come after the message was sent."""
+        if event.app.is_done:
+            return
         if event.current_buffer.text:
             event.current_buffer.reset()
         else:

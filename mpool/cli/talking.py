@@ -185,7 +185,7 @@ def _refuse_prompt(name: str | None, arguments: argparse.Namespace) -> None:
     if name is not None and len(name.split()) > 1 and not os.path.exists(name):
         prompt = " ".join([name, *getattr(arguments, "prompt", ())])
         raise InvalidArgument(f"the first argument is the model, got the prompt {shown(name)}", param="model",
-                              hint=f"mpool run {default_model('text_to_text')} {shlex.quote(prompt)}")
+                              hint=f"To answer it: mpool run {default_model('text_to_text')} {shlex.quote(prompt)}")
 
 
 def _refuse_conversation(key: str, prompt: str, arguments: argparse.Namespace) -> None:
