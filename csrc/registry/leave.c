@@ -41,6 +41,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
         if (in_step[i] && error->code == MP_RECV)
             mp_faults_lost(entry, worker->active[i], stepping == 1);
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
+    entry->reasons.deaths[MP_REASON_STALLED]++;
     mp_count(services, MP_METRIC_workers_dead, 1); /* under the lock: a caller of mp_entry_load may wake after it */
     mp_mutex_unlock(&entry->lock);
 
@@ -90,6 +91,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     if (worker->fault.code == MP_OK)
         return NULL;
+    entry->reasons.deaths[mp_faults_reason(worker->fault.code, worker->engine)]++;
     mp_faults_worker_ended(entry, &worker->fault, worker->end_noted, worker->engine->external_kill);
     if (worker->fault.code != MP_INTEGRITY)
         return NULL;

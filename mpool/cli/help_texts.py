@@ -15,6 +15,8 @@ BRIEF = {"compute": "number type of the computation (default: auto); see docs/se
          "weights": "copy the weights of text models into memory (packed, faster), or read the mapped file (default: "
                     "auto); see docs/settings.md"}
 _TEXTS = "Texts come from arguments, files or standard input, one per line."
+_PASSAGES = ("Files and folders are cut into passages of one or more paragraphs. Texts come from arguments or standard "
+             "input, one per line.")
 _PROCESS = "The model is loaded into this process; with --server, a running `mpool serve` replies."
 #: Command -> sentences of its description that follow its summary.
 MORE = {
@@ -25,7 +27,7 @@ MORE = {
             f"{_PROCESS} To answer one prompt: mpool run MODEL PROMPT.",
     "generate": "The text is the whole prompt, without roles: to ask a chat model something, use mpool run or mpool "
                 "chat.",
-    "embed": _TEXTS, "search": _TEXTS, "rerank": _TEXTS,
+    "embed": _TEXTS, "search": _PASSAGES, "rerank": _PASSAGES,
     "classify": f"{_TEXTS} With --labels, a model of natural language inference chooses among labels of your own.",
     "embed-image": "Images come from arguments, or from standard input, one path per line.",
     "capture": "mpool capture compare compares the records with those of another engine.",
@@ -38,7 +40,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "chat": ("mpool chat", 'mpool chat --model model.gguf --system "Answer in one sentence."'),
     "generate": ('mpool generate "The three primary colours are"', "mpool generate --model model.gguf - < prompt.txt"),
     "embed": ('mpool embed "A sentence." "Another one."', "mpool embed --file texts.txt --output vectors.npy"),
-    "search": ('mpool search "blue sky" --file texts.txt', 'mpool search "pets" "A cat." "A car." "A dog."'),
+    "search": ('mpool search "blue sky" notes/', 'mpool search "pets" "A cat." "A car." "A dog."'),
     "rerank": ('mpool rerank "blue sky" --file texts.txt', 'mpool rerank "pets" "A cat." "A car." --top-k 1'),
     "classify": ('mpool classify -m distilbert-base-uncased-finetuned-sst-2-english "Great!"',
                  'mpool classify -m bert-base-NER --tokens "Ada lives in London."'),

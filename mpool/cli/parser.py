@@ -56,8 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     _chat(add("chat", "chat with a model, the default one if none is named", _lazy("talking", "chat")))
     _generate(add("generate", "continue a raw text, without a chat template", _lazy("talking", "generate")))
     _embed(add("embed", "embed texts, one vector per text", _lazy("embedding", "embed")))
-    _search(add("search", "find the texts that are most similar to a query", _lazy("searching", "search")))
-    _rerank(add("rerank", "rank texts by relevance to a query, with a reranker", _lazy("searching", "rerank")))
+    _search(add("search", "find the passages of files, or texts, that fit a query", _lazy("searching", "search")))
+    _rerank(add("rerank", "rank passages of files, or texts, with a reranker", _lazy("searching", "rerank")))
     _classify(add("classify", "label texts with a classifier", _lazy("classifying", "classify")))
     _vision(add("vision", "answer a question about images", _lazy("talking", "vision")))
     _embed_image(add("embed-image", "embed images, one vector per image", _lazy("embedding", "embed_image")))
@@ -121,6 +121,7 @@ def _texts(command: argparse.ArgumentParser, blank: str = "") -> None:
                          help="texts (default, unless --file is given, or with -: standard input)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file with one text per line; -: standard input; may be repeated" + blank)
+    command.set_defaults(words="text")
 
 
 def _embed(command: argparse.ArgumentParser) -> None:
@@ -171,7 +172,12 @@ def _embed_image(command: argparse.ArgumentParser) -> None:
 def _ranked(command: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that rank texts for a query."""
     command.add_argument("query", help="query")
-    _texts(command, _SKIPPED)
+    command.add_argument("text", nargs="*", default=[], metavar="PATH|TEXT",
+                         help="files and folders, whose text is cut into passages of one or more paragraphs, or texts "
+                              "(default, or with -: standard input, one text per line)")
+    command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
+                         help="file or folder, like PATH; may be repeated")
+    command.set_defaults(words="text")
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)
 

@@ -35,6 +35,7 @@ from .anthropic.messages import OPERATIONS as ANTHROPIC
 from .configuring import configure
 from .errors import Refusal
 from .guard import App, CrossOrigin, GuardState, HostGuard, Scope, TokenGuard, refusal_response
+from .http_metrics import Counted
 from .openai.table import OPERATIONS as OPENAI
 from .openapi import describe
 from .operations import Context, Endpoint, Operation
@@ -93,6 +94,11 @@ class Routes:
             found = next((methods for prefix, methods in self._prefixes
                           if path.startswith(prefix) and len(path) > len(prefix)), None)
         return found
+
+    def route(self, path: str) -> str:
+        """Return the path of the operations that serve a path, with its variable part; "": there are none."""
+        methods = self._find(path)
+        return "" if methods is None else next(iter(methods.values())).operation.path
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         methods = self._find(scope["path"])
@@ -222,7 +228,8 @@ def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS,
         operations: Routes.
         shutdown: Coroutine function for the lifespan event ``shutdown``.
     """
-    return Application(guarded(Routes(operations, state), state), shutdown, state.series.start)
+    routes = Routes(operations, state)
+    return Application(Counted(guarded(routes, state), routes.route, state.http), shutdown, state.series.start)
 
 
 def guarded(app: App, gate: GuardState) -> App:

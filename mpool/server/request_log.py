@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..records import fields, logger
 from ..runtime.history import NAME
@@ -17,7 +18,6 @@ from ..runtime.history import NAME
 if TYPE_CHECKING:
     from ..runtime.tally import Tally
     from .errors import Refusal
-    from .guard import Scope
 
 log = logger("mpool.server")
 
@@ -29,17 +29,17 @@ _GOT = re.compile(r", got (?!(?:-?[0-9][0-9.,e+-]*|None|True|False|null|true|fal
 _POLLED = ("/api/mpool/", "/dashboard/")
 
 
-def log_refused(scope: Scope, refusal: Refusal, status: int) -> None:
+def log_refused(scope: Mapping[str, Any], refusal: Refusal, status: int) -> None:
     """Log a request that was refused before an operation took it."""
     write(scope, status, refusal=refusal)
 
 
-def write(scope: Scope, status: int, *, id: str = "-", refusal: Refusal | None = None, outcome: str = "",
+def write(scope: Mapping[str, Any], status: int, *, id: str = "-", refusal: Refusal | None = None, outcome: str = "",
           model: str | None = None, used: Tally | None = None, began: float | None = None) -> None:
     """Write the record of a request.
 
     Args:
-        scope: Scope of ASGI.
+        scope: Mapping[str, Any] of ASGI.
         status: HTTP status; 0: no response was begun.
         id: Id of the request.
         refusal: Why it was refused, or failed, also after the head of its response.

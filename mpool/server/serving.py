@@ -125,9 +125,10 @@ class Serving:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._quiet_until = 0.0
         config = uvicorn.Config(
-            make_app(self.state, operations), http=hardened(settings), ws="none", lifespan="off", log_config=None,
-            access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=_ACCEPTED,
-            interface="asgi3", timeout_graceful_shutdown=int(pool.config.shutdown_grace + drain + 0.999))
+            make_app(self.state, operations), http=hardened(settings, self.state.http.refused), ws="none",
+            lifespan="off", log_config=None, access_log=False, loop="asyncio", proxy_headers=False,
+            server_header=False, backlog=_ACCEPTED, interface="asgi3",
+            timeout_graceful_shutdown=int(pool.config.shutdown_grace + drain + 0.999))
         for name in ("asyncio", "uvicorn.error"):  # their records about exceptions have texts of clients
             records.logger(name)
         self._uvicorn = _Uvicorn(config, self.state)
@@ -192,8 +193,8 @@ class Serving:
         rows = [row for row in self.state.pool.ps() if row.running or row.queued or row.state == "loading"]
         if rows:
             parts.append("models: " + ", ".join(
-                f"{row.key} (loading)" if row.state == "loading" else
-                f"{row.key} ({row.running} running, {row.queued} queued)" for row in rows))
+                f"{row.model} (loading)" if row.state == "loading" else
+                f"{row.model} ({row.running} running, {row.queued} queued)" for row in rows))
         return "; ".join(parts)
 
     def stop(self) -> None:

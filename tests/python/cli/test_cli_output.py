@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,6 +181,30 @@ def test_lines_of_other_outputs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"text": text, **{name: parts[name][at] for name in names}} for at, text in enumerate(("one", "two"))]
     assert library.calls[-1][2]["batch_size"] == (256 if vectors == "sparse" else 16)
+
+
+@pytest.mark.parametrize("vectors", ["dense", "sparse", "tokens", "all"])
+def test_vectors_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                               vectors: str) -> None:
+    """A terminal shows the text, size and first numbers of each output, in a few lines; --format prints all numbers."""
+    width = 384
+    dense = np.linspace(0, 1, 2 * width, dtype=np.float32).reshape(2, width)
+    sparse = SparseVectors(np.array([0, width, 2 * width]), np.tile(np.arange(width, dtype=np.int32), 2), dense.ravel(),
+                           (2, 1000), str)
+    tokens = TokenVectors(np.tile(dense, (3, 1)), np.array([0, 4, 6]))
+    found = {"dense": dense, "sparse": sparse, "tokens": tokens, "all": TextEmbeddings(dense, sparse, tokens)}[vectors]
+    library = Library(embed_iter=lambda texts, *_, **__: iter([list(texts) and found]))
+    screens = []
+    for options in ([], ["--format", "jsonl"]):
+        screen = Terminal()
+        screen.buffer = io.BytesIO()  # type: ignore[attr-defined]
+        monkeypatch.setattr(sys, "stdout", screen)
+        assert run(monkeypatch, library, "embed", "-m", "m", "--vectors", vectors, "one", "two\nlines", *options) == 0
+        screens.append((screen.getvalue(), screen.buffer.getvalue()))  # type: ignore[attr-defined]
+    (shown, nothing), (_, lines) = screens
+    assert not nothing and len(shown.splitlines()) == (8 if vectors == "all" else 4) and str(width) in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [json.loads(line)["text"] for line in lines.splitlines()] == ["one", "two\nlines"]
 
 
 @pytest.mark.parametrize("arguments, said", [

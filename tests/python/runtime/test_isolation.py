@@ -28,6 +28,8 @@ from waiting import together, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
 FATAL = [signal.SIGKILL, signal.SIGSEGV]
+#: Reasons of the deaths in the metrics. SIGKILL comes from another program, such as the system's OOM killer.
+WHY = {signal.SIGKILL: "killed", signal.SIGSEGV: "crashed"}
 
 
 @pytest.fixture
@@ -126,9 +128,10 @@ def test_a_death_is_one_warning(wide: Path, pool: mpool.Pool, number: int, caplo
     job.result()
     until(lambda: len(deaths(caplog)) == len(before))
     found = deaths(caplog)
-    key = row_of(pool).key
+    key = row_of(pool).model
     assert {(level, row["model"], row["failed"]) for level, row in found} == {("WARNING", key, "0")}
-    assert sum(int(row["retried"]) for _, row in found) == 1 and all(f"signal {number:d}" in row["cause"] for _, row in found)
+    assert sum(int(row["retried"]) for _, row in found) == 1
+    assert all(f"signal {number:d}" in row["cause"] for _, row in found)
     assert len({row["worker"] for _, row in found}) == len(before)
 
 
@@ -140,7 +143,7 @@ def test_a_stalled_worker_dies_with_one_warning(wide: Path, caplog: pytest.LogCa
             pool.embed("a text", wide)
         until(lambda: deaths(caplog))
         (level, row), = deaths(caplog)
-        assert (level, row["model"], row["retried"], row["failed"]) == ("WARNING", row_of(pool).key, "0", "1")
+        assert (level, row["model"], row["retried"], row["failed"]) == ("WARNING", row_of(pool).model, "0", "1")
 
 
 @pytest.mark.parametrize("number", FATAL)
@@ -167,6 +170,9 @@ def test_generation_continues_if_its_worker_is_killed(llama: Path, pool: mpool.P
     metrics = pool.metrics()  # the retry does not count as a preemption
     assert (metrics["retries"], metrics["preemptions"], metrics["errors"], metrics["completed"]) == \
         (1, 0, 0, attempts)
+    reason, model = WHY[number], metrics["models"][str(llama)]
+    assert model["retries"][reason] == 1 == sum(model["retries"].values())
+    assert {why for why, count in model["worker_deaths"].items() if count} == {reason}
 
 
 def test_request_fails_if_two_of_its_workers_are_killed(llama: Path, pool: mpool.Pool) -> None:
@@ -207,6 +213,8 @@ def test_worker_stopped_in_a_step(llama: Path) -> None:
     with pool_of(stall_timeout=1.5) as pool:
         error = kill_in_steps(pool, llama, signal.SIGSTOP)
         assert "without a heartbeat or response" in str(error)
+        deaths = pool.metrics()["models"][str(llama)]["worker_deaths"]
+        assert {reason for reason, count in deaths.items() if count} == {"stalled"}
         assert pool.generate("b", llama, **TEXT).text
     assert children() == []
 

@@ -60,7 +60,7 @@ def test_defaults_are_those_of_the_fields() -> None:
             if option.default and " " not in option.default and default is not None:  # others are words
                 assert option.kind.read(option.default) == default, option.name
                 checked += 1
-    assert checked > 40
+    assert checked >= 39
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("host", "verbose")])
