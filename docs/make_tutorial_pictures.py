@@ -38,7 +38,7 @@ def ask(driver: Any, url: str) -> None:
         driver.find_element(By.TAG_NAME, "button").click()
         WebDriverWait(driver, 300).until(lambda found, count=number: [  # type: ignore[misc]
             one.text != "..." for one in found.find_elements(By.CLASS_NAME, "answer")] == [True] * count)
-    save(driver, "tutorial-agent.png", 560, width=720)
+    save(driver, "tutorial-agent.png", 580, width=720)
 
 
 def make(name: str, folder: Path) -> None:
@@ -74,6 +74,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20_000, help="number of texts (default: 20000)")
     parser.add_argument("--model", metavar="REF", help="model of the agent (default: that of the page)")
     arguments = parser.parse_args()
+    docrunner.TIMEOUT = 3600
     docrunner.REPLACED = {"COUNT = 1_000_000": f"COUNT = {arguments.count:_}"}
     docrunner.STAND_INS = {"Qwen2.5-Coder-0.5B-Instruct": arguments.model} if arguments.model else {}
     for name in arguments.names or PICTURES:

@@ -39,6 +39,8 @@ STAND_INS = {"ibm-granite/granite-embedding-30m-sparse": "models/granite-embeddi
              "distilbert-base-uncased-finetuned-sst-2-english": "models/sentiment",
              "bert-base-NER": "models/ner", "Qwen2.5-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct",
              "Qwen2.5-Coder-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct"}
+#: Seconds that a command may take.
+TIMEOUT = 300
 _END = "----end of block----"
 _CHILD = f"""import sys, json, traceback
 namespace = {{"__name__": "__main__"}}
@@ -216,7 +218,7 @@ class PageRun:
             self._wait(block, offset)
             return
         done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=self.folder, env=self.env, text=True,
-                              capture_output=True, timeout=300)
+                              capture_output=True, timeout=TIMEOUT)
         assert done.returncode == 0, f"{self._at(block, offset)}: {command}\n{done.stdout}{done.stderr}"
         if output:
             pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line.rstrip()) + r"[ ]*\n"
