@@ -3,8 +3,8 @@
 Python blocks of a page share one interpreter. If a ``print(...)`` line ends in ``  # text``, the text is the expected
 output. In a ``console`` block each line after ``$ `` is a command and the lines below it are its output; a line ``...``
 matches any lines. A block below ``<!-- needs NAME -->`` is skipped if that package is missing, or fails if
-``MPOOL_CLIENT_TESTS`` is set. A block below ``<!-- file NAME -->`` is written to that file. A command that ends in ``&`` is a
-server: it runs until the page ends, and the next block waits until its port accepts connections.
+``MPOOL_CLIENT_TESTS`` is set. A block below ``<!-- file NAME -->`` is written to that file. A command that ends in
+``&`` is a server: it runs until the page ends, and the next block waits until its port accepts connections.
 
 The default port of ``mpool serve`` is replaced by a free one, so that several runs can share a machine. A page's models
 in folders below ``models/`` are replaced by small ones with random weights (:func:`write_substitutes`), and so are the
@@ -31,7 +31,8 @@ SHOWN = ("text", "ini", "nginx", "dockerfile", "yaml", "toml", "javascript", "c"
 INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. "
                       r"|source )")
 #: Code of the tutorials -> the code in its place: fewer texts; a random model calls functions only if it must.
-REPLACED = {"COUNT = 1_000_000": "COUNT = 1_000", "FILES = 100": "FILES = 4", "iterdir())))  # 100": "iterdir())))  # 4",
+REPLACED = {"COUNT = 1_000_000": "COUNT = 1_000", "FILES = 100": "FILES = 4",
+            "iterdir())))  # 100": "iterdir())))  # 4",
             "temperature=0, max_tokens=150)": 'tool_choice="required", seed=1, max_tokens=400)'}
 #: Published model in a block -> the small model that runs in its place.
 STAND_INS = {"ibm-granite/granite-embedding-30m-sparse": "models/granite-embedding-30m-sparse",
@@ -89,8 +90,8 @@ def free_port() -> int:
 
 
 def with_stand_ins(code: str) -> str:
-    """Return code or a command with the names of ``STAND_INS`` replaced, and ``REPLACED``; a name within a longer one is
-    kept."""
+    """Return code or a command with ``REPLACED`` and the names of ``STAND_INS`` replaced; a name within a longer one
+    is kept."""
     for part, other in REPLACED.items():
         code = code.replace(part, other)
     for published, small in STAND_INS.items():
