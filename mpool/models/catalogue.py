@@ -47,7 +47,7 @@ class Row:
 
     Attributes:
         key: name of the model.
-        capability: one of :data:`mpool.names.CAPABILITIES`.
+        capability: ``text_embedding``, ``text_to_text``, ``image_embedding``, ``vision`` or ``text_to_image``.
         refs: references, the preferred one first.
         license: licence of the weights.
         origin: address of the original model.
@@ -98,7 +98,8 @@ OTHER_DEFAULTS = {"rerank": "text_embedding", "embed_sparse": "text_embedding"}
 
 
 class Catalogue:
-    """The rows by key, and the key of the default model of each capability and of each of :data:`OTHER_DEFAULTS`.
+    """The rows by key, and the key of the default model of each capability, of ``rerank`` and of
+    ``embed_sparse``.
 
     Attributes:
         rows: rows by key, in the order of the file.
@@ -136,7 +137,7 @@ class Catalogue:
         return row
 
     def default(self, capability: str) -> Row:
-        """Return the row of the default model of a capability or of a function of :data:`OTHER_DEFAULTS`.
+        """Return the row of the default model of a capability, of ``"rerank"`` or of ``"embed_sparse"``.
 
         Raises:
             InvalidArgument: the catalogue has no default of this name.

@@ -95,8 +95,9 @@ JOBS: dict[str, Job] = {
     "clients": Job("the server with clients of other libraries", _python("server/test_server_clients.py"), all=True,
                    hours=1, extra="clients"),
     "browser": Job("the dashboard in a browser",
-                   _python("server/test_dashboard_browser.py", "server/test_dashboard_playground.py"), all=True,
-                   hours=1, extra="browser"),
+                   _python("server/test_dashboard_browser.py", "server/test_dashboard_playground.py",
+                           "server/test_dashboard_compare.py", "server/test_dashboard_scripts.py"), all=True, hours=1,
+                   extra="browser"),
     "tutorials": Job("the pages of docs/tutorials, block by block", tuple(
         f"tests/python/documents/test_docs.py::test_code_runs[docs/tutorials/{name}.md]"
         for name in ("search-your-notes", "agent-with-tools", "million-texts")), all=True, hours=1, extra="tutorials"),
