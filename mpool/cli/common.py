@@ -20,6 +20,8 @@ from ..models.catalogue import load as load_catalogue
 from .layout import fit
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..completions import Completion
     from ..model import Model
     from ..models import Resolved
@@ -124,6 +126,12 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 def note(text: str) -> None:
     """Print a line to standard error: a message that is not part of the output. A terminal gets lines that fit."""
     say(fit(text, sys.stderr), sys.stderr)
+
+
+def first_numbers(vector: Sequence[float] | NDArray[Any]) -> str:
+    """Return the length and the first numbers of a vector, for a terminal."""
+    return f"{len(vector)} numbers: " + " ".join(f"{value:.4g}" for value in vector[:6]) + (
+        " ..." if len(vector) > 6 else "")
 
 
 def print_json(value: Any) -> None:

@@ -30,6 +30,7 @@ from .common import (
     adapter_of,
     check_folder,
     default_model,
+    first_numbers,
     load,
     make_pool,
     no_inputs,
@@ -180,12 +181,6 @@ def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments
         return
     batch = _BATCH_TOKENS if OUTPUTS[output].token_vectors else _BATCH
     yield from pool.embed_iter(keep(source), model, batch_size=batch, progress=_bar(arguments), **options)
-
-
-def first_numbers(vector: NDArray[Any]) -> str:
-    """Return the length and the first numbers of a vector."""
-    return f"{len(vector)} numbers: " + " ".join(f"{value:.4g}" for value in vector[:6].tolist()) + (
-        " ..." if len(vector) > 6 else "")
 
 
 def _numbers(values: list[float], number: str = "%.9g") -> str:

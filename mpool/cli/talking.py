@@ -19,6 +19,7 @@ from ..models.describing import resolve
 from .chatting import Conversation, sampling_of
 from .common import (
     default_model,
+    first_numbers,
     for_output,
     load,
     make_pool,
@@ -164,7 +165,12 @@ def run(arguments: argparse.Namespace) -> int:
                                   hint=f"Use mpool embed-image --model {arguments.model} FILE")
         if backend.capability == "text_embedding":
             _refuse_conversation(backend.name, prompt, arguments)
-            say(json.dumps(embed(prompt)))
+            vector = embed(prompt)
+            if sys.stdout.isatty():
+                say(first_numbers(vector))
+                note("mpool: a terminal shows the first numbers; a pipe or file gets all of them")
+            else:
+                say(json.dumps(vector))
             return 0
         talk = Conversation(backend, arguments)
         if not prompt:

@@ -98,6 +98,9 @@ JOBS: dict[str, Job] = {
                    _python("server/test_dashboard_browser.py", "server/test_dashboard_playground.py",
                            "server/test_dashboard_compare.py", "server/test_dashboard_scripts.py"), all=True, hours=1,
                    extra="browser"),
+    "tutorials": Job("the pages of docs/tutorials, block by block", tuple(
+        f"tests/python/documents/test_docs.py::test_code_runs[docs/tutorials/{name}.md]"
+        for name in ("search-your-notes", "agent-with-tools", "million-texts")), all=True, hours=1, extra="tutorials"),
     "generated": Job("requests that schemathesis generates from the OpenAPI document",
                      _python("server/test_server_generated.py"), all=True, extra="schemathesis"),
     "aider": Job("the program aider edits a file: MPOOL_AIDER is the path of its command, in an environment of its own",

@@ -18,11 +18,13 @@ _STORE = 256 << 20
 
 
 def connect(address: str | None) -> None:
-    """Connect to the cluster at an address; None: start Ray on this machine until this process ends."""
+    """Connect to the cluster at an address; None: start Ray on this machine until this process ends, beside any other
+    that runs there."""
     if address is not None:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     else:
-        ray.init(include_dashboard=False, object_store_memory=_STORE, log_to_driver=False, logging_level="WARNING")
+        ray.init(address="local", include_dashboard=False, object_store_memory=_STORE, log_to_driver=False,
+                 logging_level="WARNING")
 
 
 def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,

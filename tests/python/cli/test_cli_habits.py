@@ -64,6 +64,11 @@ def test_run_prints_the_vector_of_an_embedding_model(bert: Path, tmp_path: Path,
     _stdin(None, monkeypatch, tmp_path)
     assert main(["run", str(bert), "A", "cat"]) == 0
     assert np.array_equal(np.array(json.loads(capsys.readouterr().out), np.float32), mpool.embed("A cat", str(bert)))
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    assert main(["run", str(bert), "A", "cat"]) == 0
+    shown = screen.getvalue().rpartition("\x1b[K")[2]  # after the spinner
+    assert len(shown) <= 80 and str(len(mpool.embed("A cat", str(bert)))) in shown
 
 
 @pytest.mark.parametrize("options, part", [

@@ -2,7 +2,8 @@
 
 Python blocks of a page share one interpreter. If a ``print(...)`` line ends in ``  # text``, the text is the expected
 output. In a ``console`` block each line after ``$ `` is a command and the lines below it are its output; a line ``...``
-matches any lines. A block below ``<!-- needs NAME -->`` is skipped if that package is missing. A command that ends in
+matches any lines. A block below ``<!-- needs NAME -->`` is skipped if that package is missing, or fails if
+``MPOOL_CLIENT_TESTS`` is set. A block below ``<!-- file NAME -->`` is written to that file. A command that ends in
 ``&`` is a server: it runs until the page ends, and the next block waits until its port accepts connections.
 
 The default port of ``mpool serve`` is replaced by a free one, so that several runs can share a machine. A page's models
@@ -29,11 +30,18 @@ SHOWN = ("text", "ini", "nginx", "dockerfile", "yaml", "toml", "javascript", "c"
 #: Commands that install or administer; they are not run. ``.ci/run`` runs the two commands of the README.
 INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. "
                       r"|source )")
+#: Code of the tutorials -> the code in its place: fewer texts; a random model calls functions only if it must.
+REPLACED = {"COUNT = 1_000_000": "COUNT = 1_000", "FILES = 100": "FILES = 4",
+            "iterdir())))  # 100": "iterdir())))  # 4",
+            "temperature=0, max_tokens=150)": 'tool_choice="required", seed=1, max_tokens=400)'}
 #: Published model in a block -> the small model that runs in its place.
 STAND_INS = {"ibm-granite/granite-embedding-30m-sparse": "models/granite-embedding-30m-sparse",
              "ms-marco-MiniLM-L6-v2": "models/ms-marco-MiniLM-L6-v2",
              "distilbert-base-uncased-finetuned-sst-2-english": "models/sentiment",
-             "bert-base-NER": "models/ner", "Qwen2.5-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct"}
+             "bert-base-NER": "models/ner", "Qwen2.5-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct",
+             "Qwen2.5-Coder-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct"}
+#: Seconds that a command may take.
+TIMEOUT = 300
 _END = "----end of block----"
 _CHILD = f"""import sys, json, traceback
 namespace = {{"__name__": "__main__"}}
@@ -52,22 +60,25 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, text and first line in the page, and the package that it needs."""
+    """A fenced block: its language, text and first line in the page, the package that it needs, and the file that it is
+    saved as."""
 
     language: str
     text: str
     line: int
     needs: str | None = None
+    file: str | None = None
 
 
 def blocks_of(page: Path) -> list[Block]:
     """Return every fenced block of a page except directives."""
     found, text = [], page.read_text(encoding="utf-8")
-    for match in re.finditer(r"^(?:<!-- needs (\w+) -->\n\n)?(`{3,})([^\n`]*)\n(.*?)^\2$", text,
+    for match in re.finditer(r"^(?:<!-- (needs|file) ([\w.]+) -->\n\n)?(`{3,})([^\n`]*)\n(.*?)^\3$", text,
                              re.MULTILINE | re.DOTALL):
-        language = match[3].strip()
+        language = match[4].strip()
         if not language.startswith("{"):
-            found.append(Block(language, match[4], text.count("\n", 0, match.start(4)) + 1, match[1]))
+            found.append(Block(language, match[5], text.count("\n", 0, match.start(5)) + 1,
+                               **({match[1]: match[2]} if match[1] else {})))
     return found
 
 
@@ -79,7 +90,10 @@ def free_port() -> int:
 
 
 def with_stand_ins(code: str) -> str:
-    """Return code or a command with the names of ``STAND_INS`` replaced; a name within a longer one is kept."""
+    """Return code or a command with ``REPLACED`` and the names of ``STAND_INS`` replaced; a name within a longer one
+    is kept."""
+    for part, other in REPLACED.items():
+        code = code.replace(part, other)
     for published, small in STAND_INS.items():
         code = re.sub(rf"(?<![\w./-]){re.escape(published)}(?![\w./-])", small, code)
     return code
@@ -96,7 +110,7 @@ class PageRun:
         self.skipped: list[str] = []
         binaries = folder / "bin"
         binaries.mkdir()
-        for name in ("mpool", "llm"):
+        for name in ("mpool", "llm", "uvicorn"):
             shim = binaries / name
             shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {name} "$@"\n')
             shim.chmod(0o755)
@@ -115,7 +129,10 @@ class PageRun:
 
     def run_block(self, block: Block) -> None:
         """Run one block, as :meth:`run` does."""
-        if block.needs is not None and importlib.util.find_spec(block.needs) is None:
+        if block.file is not None:
+            (self.folder / block.file).write_text(with_stand_ins(block.text), encoding="utf-8")
+        elif block.needs is not None and importlib.util.find_spec(block.needs) is None:
+            assert not os.environ.get("MPOOL_CLIENT_TESTS"), f"{self._at(block)}: needs the package {block.needs}"
             self.skipped.append(block.needs)
         elif block.language == "python":
             self._python(block)
@@ -168,7 +185,7 @@ class PageRun:
         else:
             raise AssertionError(f"{self._at(block)}: the interpreter ended\n"
                                  f"{(self.folder / 'errors.txt').read_text()[-3000:]}")
-        expected = re.findall(r"^ *print\(.*\)  # (.*)$", block.text, re.MULTILINE)
+        expected = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
         if expected:
             found = "".join(lines).rstrip("\n").split("\n")
             assert found == expected, f"{self._at(block)}: printed {found}, the page says {expected}"
@@ -202,7 +219,7 @@ class PageRun:
             self._wait(block, offset)
             return
         done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=self.folder, env=self.env, text=True,
-                              capture_output=True, timeout=300)
+                              capture_output=True, timeout=TIMEOUT)
         assert done.returncode == 0, f"{self._at(block, offset)}: {command}\n{done.stdout}{done.stderr}"
         if output:
             pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line.rstrip()) + r"[ ]*\n"
