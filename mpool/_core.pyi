@@ -394,6 +394,7 @@ class Registry:
         - arrivals (requests per second) and predicted_workers: 0 without a forecast.
         - units_in, units_out: tokens and images of completed requests.
         - queue_full_seconds: time for which a queue of the model has been full, added over its two queues.
+        - deaths, retries, evictions: reason -> count, of workers that died, requests that were retried, unloads.
         - rows: tokens of all passes: prompt, decode and draft tokens; 0 for models without a decoder.
         - worker: one dict per worker: id, state, running, served, busy_seconds, idle_seconds, engine_bytes,
           predicted_bytes, process (id of its process; 0: it is a thread), node (memory node; -1: the machine has one).

@@ -1,7 +1,7 @@
 """mpool for asyncio. Written by ``python -m mpool.api.stubs``: do not edit."""
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
@@ -30,9 +30,10 @@ def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os
           allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
           fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[NDArray[Any]]: ...
-def embed_iter(texts: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
-               dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
-               compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+def embed_iter(texts: Iterable[str] | Iterable[Sequence[int]] | AsyncIterable[str] | AsyncIterable[Sequence[int]],
+               model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
+               normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
+               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
                adapter: str | None = None,
@@ -150,6 +151,20 @@ def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model 
              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
              fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
 @overload
+def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+             temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+             min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+             frequency_penalty: float | None = None,
+             logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+             max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+             stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+             logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+             response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+             adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+             parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+             fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[Completion] | AsyncStream: ...
+@overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
@@ -182,6 +197,22 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
          tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
          fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
+@overload
+def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+         stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+         min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+         frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+         seed: int | None = None, max_tokens: int | None = 512, min_tokens: int | None = None,
+         stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+         ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+         n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+         context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+         compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+         tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+         parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+         fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[Completion] | AsyncStream: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -216,6 +247,22 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
            tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
            fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
+@overload
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
+           *, stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+           min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+           frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+           seed: int | None = None, max_tokens: int | None = 512, min_tokens: int | None = None,
+           stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+           ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+           n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+           context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+           compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+           tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+           parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+           fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[Completion] | AsyncStream: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -253,6 +300,24 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                    fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
 @overload
+def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
+                   model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+                   temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                   min_p: float | None = None, repetition_penalty: float | None = None,
+                   presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                   logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                   max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                   stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                   logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                   response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                   adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                   tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                   tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                   parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                   fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[str] | AsyncStream: ...
+@overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
@@ -287,6 +352,23 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                  fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
 @overload
+def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
+                 stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                 min_p: float | None = None, repetition_penalty: float | None = None,
+                 presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                 logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                 max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                 stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                 logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                 response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                 adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                 tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                 parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[str] | AsyncStream: ...
+@overload
 def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                    negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
                    num_inference_steps: int | None = None, guidance_scale: float | None = None, seed: int | None = None,
@@ -302,6 +384,15 @@ def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = N
                    compute: Compute = 'auto', timeout: float | None = None, priority: Priority = 'normal',
                    tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                    fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncImageStream: ...
+@overload
+def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+                   negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
+                   num_inference_steps: int | None = None, guidance_scale: float | None = None, seed: int | None = None,
+                   latents: Any = None, n: int = 1, preview_every: int = 0, max_sequence_length: int | None = None,
+                   compute: Compute = 'auto', timeout: float | None = None, priority: Priority = 'normal',
+                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                   fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[GeneratedImages] | AsyncImageStream: ...
 async def load(model: str | os.PathLike[str] | Model, *, name: str | None = None, pin: bool = False,
                keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
                timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,

@@ -32,7 +32,7 @@ from .runtime import metrics as _metrics
 from .runtime import prometheus as _prometheus
 from .runtime.entry import Entry
 from .runtime.health import CapabilityPools
-from .runtime.history import History, RecordFields, RequestRecord
+from .runtime.history import PoolHistory, RequestRecord
 from .runtime.load_options import LoadOptions
 from .runtime.naming import Names, check_name
 from .tasks import requests
@@ -86,7 +86,7 @@ class Pool(PoolVerbs):
         self._lock = threading.RLock()
         self._registry: _core.Registry | None = None
         self._closed = False
-        self._history: History[RecordFields] = History()
+        self._history = PoolHistory()
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
         self._worker_positions: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
@@ -531,7 +531,10 @@ class Pool(PoolVerbs):
             ``queue_full_rejections``, ...). ``units_in`` and ``units_out`` count the tokens and images that completed
             requests read and generated. ``memory_limit``, ``memory_used`` and ``bytes_by_kind`` are in bytes. Further
             keys are ``compute_threads``, ``compute_threads_leased`` and ``queue_depths`` (by capability). ``models``
-            has for each key its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count).
+            has for each key its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count); the
+            histograms ``request_seconds``, ``queue_seconds``, ``time_to_first_token_seconds`` and
+            ``time_per_output_token_seconds``; and ``worker_deaths``, ``retries`` and ``evictions`` by reason, and
+            ``failed`` by error. The other ``failed`` counts errors of requests whose model was not found.
 
         Raises:
             InvalidArgument: unknown format.

@@ -8,10 +8,13 @@ that configure ``logging`` themselves.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import traceback
+from datetime import datetime, timezone
 from types import TracebackType
+from typing import Any
 
 #: Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls (UAX #9), and surrogates,
 #: which cannot be written as UTF-8.
@@ -41,12 +44,50 @@ def logger(name: str) -> logging.Logger:
     return found
 
 
-def to_standard_error(level: int = logging.WARNING) -> None:
-    """Write the records of this process from ``level`` on to standard error, unless its logging is configured already.
+def to_standard_error(verbose: int = 0, form: str = "text") -> None:
+    """Write the records of this process to standard error, unless its logging is configured already.
 
     mpool's loggers have a handler that drops records (:mod:`mpool.runtime.logs`), so Python itself shows none of them.
+    A second call changes the level and the format of the first one.
+
+    Args:
+        verbose: 0: warnings; 1: also mpool's records at INFO; 2: all records of all libraries.
+        form: ``"text"``, or ``"json"``: one JSON object per line.
     """
-    logging.basicConfig(level=level, format=_FORMAT)
+    root = logging.getLogger()
+    if not root.handlers:
+        logging.basicConfig()
+        _own.append(root.handlers[0])
+    for handler in _own:
+        handler.setFormatter(_Json() if form == "json" else logging.Formatter(_FORMAT))
+    if _own:
+        root.setLevel(logging.DEBUG if verbose > 1 else logging.WARNING)
+        logging.getLogger("mpool").setLevel(logging.INFO if verbose == 1 else logging.NOTSET)
+
+
+#: The handler of :func:`to_standard_error`.
+_own: list[logging.Handler] = []
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    """Return the argument ``extra`` of a record with fields, which only the JSON format writes apart."""
+    return {"fields": {name: value for name, value in values.items() if value is not None}}
+
+
+class _Json(logging.Formatter):
+    """Format of one JSON object per line: time (UTC), level, logger and message, then the fields of the record.
+
+    JSON escapes every character outside ASCII, so no text can end the line or control a terminal.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        found = {"time": at.replace("+00:00", "Z"), "level": record.levelname, "logger": record.name,
+                 "message": record.getMessage(), **getattr(record, "fields", {})}
+        if record.exc_info and record.exc_info[1] is not None:
+            found["exception"] = record.exc_text or _of_exception(record.exc_info[1])
+        return json.dumps(found, default=str)
 
 
 def _escape(record: logging.LogRecord) -> bool:
@@ -83,4 +124,4 @@ def _frames(trace: TracebackType | None) -> list[str]:
     return [one_line_each(text) for text in traceback.format_tb(trace)]
 
 
-__all__ = ["logger", "one_line", "one_line_each", "to_standard_error"]
+__all__ = ["fields", "logger", "one_line", "one_line_each", "to_standard_error"]

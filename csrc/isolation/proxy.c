@@ -157,12 +157,14 @@ static bool check_child(void *arg) {
         }
     }
     if (p->cancelled_ns >= CANCEL_GRACE_NS) {
+        p->base.stalled = true;
         lose(p, "was killed because it ignored a cancellation");
         return false;
     }
     if (p->silent_ns >= p->limit_ns) {
         snprintf(how, sizeof how, "was killed after %.3g s without a heartbeat or response",
                  (double)p->limit_ns * 1e-9);
+        p->base.stalled = true;
         lose(p, how);
         return false;
     }

@@ -103,6 +103,7 @@ struct mp_engine {
      * engine cannot become unusable. */
     const mp_error *(*lost)(mp_engine *engine);
     bool external_kill; /* another program killed the engine's process; valid once lost() returns an error */
+    bool stalled;       /* the engine's process was killed because it made no progress; valid likewise */
     int process;  /* id of the process that computes for this engine: the lease then counts threads of that process, and
                    * has none of this process. 0 = this process */
     mp_step_work work; /* all zero if the engine does not count */

@@ -73,6 +73,17 @@ static void copy_entry(void *arg, const mp_entry_info *info) {
         mp_model_get_facts(info->model, &row->facts);
 }
 
+static PyObject *counts_of(const uint64_t counts[MP_REASON_COUNT]) {
+    PyObject *found = PyDict_New();
+    for (int i = 0; found && i < MP_REASON_COUNT; i++) {
+        PyObject *count = PyLong_FromUnsignedLongLong(counts[i]);
+        if (!count || PyDict_SetItemString(found, mp_reason_name((mp_reason)i), count) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(count);
+    }
+    return found;
+}
+
 static void append_entry(PyObject **list, const row_copy *copy) {
     const mp_entry_info *info = &copy->info;
     if (!*list)
@@ -88,7 +99,7 @@ static void append_entry(PyObject **list, const row_copy *copy) {
     if (workers && facts && latency)
         row = Py_BuildValue(
             "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,"
-            "s:K,s:O,s:O,s:O,s:d,s:K,s:d}",
+            "s:K,s:O,s:O,s:O,s:d,s:K,s:d,s:N,s:N,s:N}",
             "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
             info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
@@ -102,7 +113,9 @@ static void append_entry(PyObject **list, const row_copy *copy) {
             "predicted_workers", info->predicted, "units_in", (unsigned long long)info->units_in, "units_out",
             (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts,
             "queue_full_seconds", (double)(info->full_ns[0] + info->full_ns[1]) * 1e-9, "rows",
-            (unsigned long long)info->rows, "load_seconds", (double)info->load_ns * 1e-9);
+            (unsigned long long)info->rows, "load_seconds", (double)info->load_ns * 1e-9, "deaths",
+            counts_of(info->reasons.deaths), "retries", counts_of(info->reasons.retries), "evictions",
+            counts_of(info->reasons.evictions));
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
     Py_XDECREF(row);

@@ -123,6 +123,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
         self->inner->ops->step(self->inner, lease, plan, outcomes);
         base->work = self->inner->work;
         base->external_kill = self->inner->external_kill;
+        base->stalled = self->inner->stalled;
     }
     uint64_t longer = (mp_sys_now_ns() - began) * SLOWER;
     if (chaos == MP_CHAOS_SLOW)
@@ -164,6 +165,7 @@ static const mp_error *chaos_lost(mp_engine *base) {
     mp_engine *inner = chaos_of(base)->inner;
     const mp_error *lost = inner->lost ? inner->lost(inner) : NULL;
     base->external_kill = inner->external_kill;
+    base->stalled = inner->stalled;
     return lost;
 }
 

@@ -33,6 +33,12 @@ static const char *state_of(const mp_entry *entry) {
     return leaving ? "evicting" : "cold";
 }
 
+const char *mp_reason_name(mp_reason reason) {
+    static const char *const names[MP_REASON_COUNT] = {"killed", "crashed", "stalled",    "internal", "changed_files",
+                                                       "model",  "memory",  "keep_alive", "call",     "fault"};
+    return names[reason];
+}
+
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info) {
     mp_assert_not_held(&entry->lock);
     *info = (mp_entry_info){.capability = entry->capability, .policy = entry->policy};
@@ -55,6 +61,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info) {
     info->units_in = entry->units_in;
     info->units_out = entry->units_out;
     info->rows = atomic_load_explicit(&entry->rows, memory_order_relaxed);
+    info->reasons = entry->reasons;
     info->last_error = entry->last_error;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];

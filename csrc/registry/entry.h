@@ -151,6 +151,7 @@ struct mp_entry {
     double pace, full_pace; /* over all steps; over steps that had no room for some offered item */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     mp_histogram latency; /* completed requests: time from submission to completion */
+    mp_reasons reasons; /* worker deaths, retries of requests, unloads of the model */
     mp_status last_error;
     mp_faults faults;
     struct mp_entry *close_next; /* links the entries while the registry closes */

@@ -271,6 +271,21 @@ static bool is_fault(mp_status status) {
            status == MP_RECV;
 }
 
+mp_reason mp_faults_reason(mp_status status, const mp_engine *engine) {
+    switch (status) {
+    case MP_RECV:
+        return engine->external_kill ? MP_REASON_KILLED : engine->stalled ? MP_REASON_STALLED : MP_REASON_CRASHED;
+    case MP_INTEGRITY:
+        return MP_REASON_FILES;
+    case MP_MODEL:
+        return MP_REASON_MODEL;
+    case MP_MEMORY_EXHAUSTED:
+        return MP_REASON_MEMORY;
+    default:
+        return MP_REASON_INTERNAL;
+    }
+}
+
 static void count_in_breaker(mp_entry *entry) {
     mp_assert_held(&entry->lock);
     const mp_breaker_rule *rule = &entry->services->breaker;

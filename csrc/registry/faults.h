@@ -176,6 +176,8 @@ mp_status mp_faults_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 
 /* --- a worker failed --- */
 
+/* Returns the reason of a worker's death or of a retry: `status` of the step or of the worker, and its engine. */
+mp_reason mp_faults_reason(mp_status status, const mp_engine *engine);
 typedef struct mp_step_fault { bool counted, in_breaker; } mp_step_fault; /* {0} before the first failed request */
 /* A step failed for this request. `alone`: no other request was in the step. `external_kill`: another program killed
  * the worker's process. Returns true if the request is to be tried again. A step that fails for several requests counts

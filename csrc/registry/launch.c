@@ -73,6 +73,18 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
 
 /* --- end --- */
 
+/* Must hold the lock. Returns the reason for which the loaded model is freed; `leaving`: its last worker, or NULL. */
+static mp_reason unload_reason(const mp_entry *entry, const mp_worker *leaving) {
+    mp_assert_held(&entry->lock);
+    if (entry->unload == MP_UNLOAD_CALLED || entry->removal != MP_REMOVAL_NONE || entry->shutdown != MP_SHUTDOWN_OPEN)
+        return MP_REASON_CALL;
+    if (entry->faults.health == MP_HEALTH_FAILED && entry->faults.failure.code == MP_INTEGRITY)
+        return MP_REASON_FILES;
+    if (entry->unload == MP_UNLOAD_REQUESTED)
+        return MP_REASON_MEMORY;
+    return leaving && leaving->fault.code != MP_OK ? MP_REASON_FAULT : MP_REASON_KEEP_ALIVE;
+}
+
 void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
@@ -89,6 +101,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         bool keep = entry->queue.count && !evict && !quit && entry->faults.health != MP_HEALTH_BROKEN;
         mp_resident *resident = keep ? NULL : entry->resident;
         if (resident) {
+            entry->reasons.evictions[unload_reason(entry, leaving)]++;
             entry->resident = NULL;
             entry->load_requested = false;
             mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* no load may start before the memory is free */

@@ -8,6 +8,12 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
+/* The one record of a worker's death, from whatever cause. */
+static void log_death(const mp_worker *worker, const mp_error *cause, int retried, int failed) {
+    mp_log(MP_LOG_WARNING, "Worker %u for %s died; requests retried: %d, failed: %d; cause: %s", worker->id,
+           worker->entry->key, retried, failed, cause->message);
+}
+
 /* --- abandoned workers --- */
 
 void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
@@ -35,10 +41,11 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
         if (in_step[i] && error->code == MP_RECV)
             mp_faults_lost(entry, worker->active[i], stepping == 1);
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
+    entry->reasons.deaths[MP_REASON_STALLED]++;
     mp_count(services, MP_METRIC_workers_dead, 1); /* under the lock: a caller of mp_entry_load may wake after it */
     mp_mutex_unlock(&entry->lock);
 
-    mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
+    log_death(worker, error, 0, count);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, error->code);
     if (threads)
         mp_cpu_allocator_write_off(services->allocator_pinned, &cores);
@@ -84,6 +91,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     if (worker->fault.code == MP_OK)
         return NULL;
+    entry->reasons.deaths[mp_faults_reason(worker->fault.code, worker->engine)]++;
     mp_faults_worker_ended(entry, &worker->fault, worker->end_noted, worker->engine->external_kill);
     if (worker->fault.code != MP_INTEGRITY)
         return NULL;
@@ -115,8 +123,7 @@ void mp_worker_leave(mp_worker *worker) {
     mp_governor_notify(services->governor);
     if (served) {
         if (!sound)
-            mp_log(MP_LOG_INFO, "Worker %u for %s ended after a fault: %s", worker->id, entry->key,
-                   worker->fault.message);
+            log_death(worker, &worker->fault, worker->fault_retried, worker->fault_failed);
         mp_count(services, MP_METRIC_workers_evicted, 1);
         mp_events_post(sound ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
                        worker->fault.code);

@@ -149,6 +149,25 @@ mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_
 /* Sets mp_entry.pinned, also of a model that is not loaded yet and of a replacement that is being loaded or staged. */
 mp_status mp_registry_pin(mp_registry *registry, const char *key, bool pinned, mp_error *error);
 
+/* Reasons for which a worker dies, a request is retried, or a model is unloaded. */
+typedef enum mp_reason {
+    MP_REASON_KILLED,     /* another program killed the worker's process */
+    MP_REASON_CRASHED,    /* the worker's process ended by itself */
+    MP_REASON_STALLED,    /* the worker made no progress: its process was killed, or its thread abandoned */
+    MP_REASON_INTERNAL,   /* an internal error */
+    MP_REASON_FILES,      /* a model file was changed */
+    MP_REASON_MODEL,      /* the model failed in a step */
+    MP_REASON_MEMORY,     /* memory is short, or another model needs it */
+    MP_REASON_KEEP_ALIVE, /* the model was idle for its keep-alive */
+    MP_REASON_CALL,       /* a caller unloaded, removed or replaced the model */
+    MP_REASON_FAULT,      /* the last worker died */
+    MP_REASON_COUNT
+} mp_reason;
+const char *mp_reason_name(mp_reason reason); /* "killed", "keep_alive", ... */
+typedef struct mp_reasons { /* counts by reason */
+    uint64_t deaths[MP_REASON_COUNT], retries[MP_REASON_COUNT], evictions[MP_REASON_COUNT];
+} mp_reasons;
+
 enum { MP_WORKERS_MAX = 16 };
 typedef struct mp_worker_info {
     uint32_t id;
@@ -185,6 +204,7 @@ typedef struct mp_entry_info {
     mp_histogram latency; /* completed requests: time from submission to completion */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     uint64_t rows;                /* tokens of all passes so far, as `rows` in metrics.def; 0 without a decoder */
+    mp_reasons reasons; /* worker deaths, retries of requests, unloads of the model */
     mp_status last_error; /* how the last request without a result ended, also TIMEOUT and CANCELLED; MP_OK = none */
     const mp_model *model; /* borrowed while the visitor runs, or NULL */
 } mp_entry_info;

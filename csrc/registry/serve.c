@@ -64,6 +64,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
         own = *error; /* `error` may be item->error, which retire may clear */
     if (status == MP_MEMORY_EXHAUSTED)
         mp_entry_explain_shortage(entry, &own);
+    w->fault_failed += w->fault.code != MP_OK && status == w->fault.code;
     w->engine->ops->retire(w->engine, &ticket->item);
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
@@ -144,13 +145,16 @@ static void put_back_fresh(mp_worker *w, int from) {
 }
 
 /* Frees the engine memory of an active request and returns the request to the front of the queue. Counts it in the
- * metric `counted`. */
-static void serve_preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
+ * metric preemptions, or in retries if the worker has a fault. */
+static void serve_preempt(mp_worker *w, mp_ticket *ticket) {
     mp_entry *entry = w->entry;
-    mp_count(entry->services, counted, 1);
+    bool retry = w->fault.code != MP_OK;
+    mp_count(entry->services, retry ? MP_METRIC_retries : MP_METRIC_preemptions, 1);
+    w->fault_retried += retry;
     if (ticket->state == MP_TICKET_ADMITTED)
         w->engine->ops->preempt(w->engine, &ticket->item);
     mp_mutex_lock(&entry->lock);
+    entry->reasons.retries[mp_faults_reason(w->fault.code, w->engine)] += retry;
     bool waits = requeue(w, ticket);
     mp_dispatch_wake_all(entry);
     mp_mutex_unlock(&entry->lock);
@@ -581,7 +585,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
         block_admission(w, alone || others);
     mp_mutex_unlock(&entry->lock);
     if (waits) {
-        serve_preempt(w, victim, MP_METRIC_preemptions);
+        serve_preempt(w, victim);
         return;
     }
     mp_error error;
@@ -617,7 +621,9 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     }
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
+    w->fault_retried += w->fault.code != MP_OK;
     mp_mutex_lock(&entry->lock);
+    entry->reasons.retries[mp_faults_reason(error.code, w->engine)]++;
     bool waits = requeue(w, ticket);
     mp_dispatch_wake_all(entry);
     mp_dispatch_memory_free(entry);
@@ -783,7 +789,7 @@ void mp_worker_serve(mp_worker *w) {
         is_lost(w);
         if (w->fault.code != MP_OK) { /* other workers continue the requests, with identical results */
             while (w->active_count)
-                serve_preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
+                serve_preempt(w, w->active[w->active_count - 1]);
             break;
         }
     }

@@ -130,6 +130,8 @@ typedef struct mp_worker {
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
     bool unwanted;       /* no request needs its load any more */
     bool end_noted;      /* the fault made requests fail, so it is counted already */
+    int fault_retried;   /* requests that are tried again because of the fault */
+    int fault_failed;    /* requests that ended because of it */
 } mp_worker;
 
 /* The new worker has no engine: only the worker's own thread creates and uses it. */

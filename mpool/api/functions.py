@@ -1,7 +1,7 @@
 """Module-level functions such as ``mpool.embed``: methods of the default pool, which the first call creates. A function
 that gets a :class:`mpool.Model` is a method of the pool of that model: its limits and isolation apply.
 
-Type checkers read their signatures in ``_functions.pyi``, which ``python -m mpool.api.stubs`` writes.
+Type checkers read their signatures in ``functions.pyi``, which ``python -m mpool.api.stubs`` writes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import PoolConfig
 from ..errors import InvalidArgument, UnknownModel
@@ -25,6 +25,9 @@ from ..runtime import logs as _logging
 from ..tasks.running import run
 from ..tasks.verbs import VERBS, Verb
 from .methods import _named
+
+if TYPE_CHECKING:
+    from ..tasks.jobs import Job
 
 #: Methods of :class:`mpool.Pool` that are also functions of the module.
 FORWARDED = ("count_tokens", "detokenize", "get", "health", "init_maintenance", "load", "metrics", "ps", "register",
@@ -123,7 +126,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
 
 
 @typed
-def submit(capability: str, **request: Any) -> Any:
+def submit(capability: str, **request: Any) -> Job:
     """Start a request and return a job without waiting for the result.
 
     Before it returns, the function reads the model's files (on first use) and tokenizes the inputs. It does not wait

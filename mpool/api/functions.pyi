@@ -77,7 +77,7 @@ def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os
           allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
           fail_fast: bool | None = None) -> NDArray[Any]: ...
-def embed_iter(texts: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
+def embed_iter(texts: Iterable[str] | Iterable[Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
                dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
                compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                task: Literal['query', 'document'] | None = None, prompt: str | None = None,
@@ -190,6 +190,20 @@ def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model 
              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
              fail_fast: bool | None = None) -> Stream: ...
 @overload
+def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+             temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+             min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+             frequency_penalty: float | None = None,
+             logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+             max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+             stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+             logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+             response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+             adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+             parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+             fail_fast: bool | None = None) -> Completion | Stream: ...
+@overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
@@ -222,6 +236,22 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
          tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
          fail_fast: bool | None = None) -> Stream: ...
+@overload
+def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+         stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+         min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+         frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+         seed: int | None = None, max_tokens: int | None = 512, min_tokens: int | None = None,
+         stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+         ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+         n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+         context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+         compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+         tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+         parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+         fail_fast: bool | None = None) -> Completion | Stream: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -256,6 +286,22 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
            tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
            fail_fast: bool | None = None) -> Stream: ...
+@overload
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
+           *, stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+           min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+           frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+           seed: int | None = None, max_tokens: int | None = 512, min_tokens: int | None = None,
+           stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+           ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+           n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+           context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+           compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+           tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+           parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+           fail_fast: bool | None = None) -> Completion | Stream: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -293,6 +339,24 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                    fail_fast: bool | None = None) -> Stream: ...
 @overload
+def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
+                   model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+                   temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                   min_p: float | None = None, repetition_penalty: float | None = None,
+                   presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                   logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                   max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                   stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                   logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                   response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                   adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                   tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                   tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                   parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                   fail_fast: bool | None = None) -> str | Stream: ...
+@overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
@@ -327,6 +391,23 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                  fail_fast: bool | None = None) -> Stream: ...
 @overload
+def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
+                 stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                 min_p: float | None = None, repetition_penalty: float | None = None,
+                 presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                 logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                 max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                 stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                 logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                 response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                 adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                 tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                 parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> str | Stream: ...
+@overload
 def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                    negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
                    num_inference_steps: int | None = None, guidance_scale: float | None = None, seed: int | None = None,
@@ -342,3 +423,11 @@ def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = N
                    compute: Compute = 'auto', timeout: float | None = None, priority: Priority = 'normal',
                    tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                    fail_fast: bool | None = None) -> ImageStream: ...
+@overload
+def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+                   negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
+                   num_inference_steps: int | None = None, guidance_scale: float | None = None, seed: int | None = None,
+                   latents: Any = None, n: int = 1, preview_every: int = 0, max_sequence_length: int | None = None,
+                   compute: Compute = 'auto', timeout: float | None = None, priority: Priority = 'normal',
+                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                   fail_fast: bool | None = None) -> GeneratedImages | ImageStream: ...

@@ -1,17 +1,20 @@
 """Inference methods of :class:`mpool.Pool` and :class:`mpool.Model`, generated from the verbs.
 
-``_methods.pyi`` has their signatures for type checkers; ``python -m mpool.api.stubs`` writes it.
+``methods.pyi`` has their signatures for type checkers; ``python -m mpool.api.stubs`` writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checks import InvalidCall
 from ..host.resources import typed
 from ..tasks.running import run, submit
 from ..tasks.verbs import VERBS, Verb
+
+if TYPE_CHECKING:
+    from ..tasks.jobs import Job
 
 Method = Callable[..., Any]
 
@@ -65,7 +68,7 @@ class PoolVerbs:
     """Inference methods of a pool, one per verb."""
 
     @typed
-    def submit(self, capability: str, **request: Any) -> Any:
+    def submit(self, capability: str, **request: Any) -> Job:
         """See :func:`mpool.submit`."""
         return submit(self, capability, request)  # type: ignore[arg-type]
 

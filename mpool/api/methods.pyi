@@ -35,9 +35,10 @@ class PoolVerbs:
               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> NDArray[Any]: ...
-    def embed_iter(self, texts: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
-                   dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
-                   compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+    def embed_iter(self, texts: Iterable[str] | Iterable[Sequence[int]],
+                   model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
+                   normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
+                   on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                    prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
                    adapter: str | None = None,
@@ -154,6 +155,20 @@ class PoolVerbs:
                  tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                  fail_fast: bool | None = None) -> Stream: ...
     @overload
+    def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
+                 stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                 min_p: float | None = None, repetition_penalty: float | None = None,
+                 presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                 logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                 max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                 stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                 logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                 response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                 adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> Completion | Stream: ...
+    @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
              top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
@@ -187,6 +202,23 @@ class PoolVerbs:
              allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
              fail_fast: bool | None = None) -> Stream: ...
+    @overload
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+             stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+             min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
+             frequency_penalty: float | None = None,
+             logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+             max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+             stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+             logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+             response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+             adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+             tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+             tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+             parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+             fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -223,6 +255,24 @@ class PoolVerbs:
                allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
                tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                fail_fast: bool | None = None) -> Stream: ...
+    @overload
+    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
+               model: str | os.PathLike[str] | Model | None = None, *, stream: bool, temperature: float | None = None,
+               top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
+               repetition_penalty: float | None = None, presence_penalty: float | None = None,
+               frequency_penalty: float | None = None,
+               logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+               max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+               stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+               logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+               response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+               adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+               tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+               tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+               parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+               fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -262,6 +312,25 @@ class PoolVerbs:
                        tenant: str | int | None = None, keep_alive: float | str | None = None,
                        policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
+    def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
+                       model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+                       temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                       min_p: float | None = None, repetition_penalty: float | None = None,
+                       presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                       logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                       max_tokens: int | None = 512, min_tokens: int | None = None,
+                       stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+                       ignore_eos: bool | None = None, logprobs: bool | int | None = None,
+                       top_logprobs: int | None = None, n: int | None = None,
+                       response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                       adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+                       compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                       tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                       parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                       tenant: str | int | None = None, keep_alive: float | str | None = None,
+                       policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+    @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -300,6 +369,25 @@ class PoolVerbs:
                      tenant: str | int | None = None, keep_alive: float | str | None = None,
                      policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
+    def describe_url(self, url: str, query: str = 'Describe the image.',
+                     model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+                     temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                     min_p: float | None = None, repetition_penalty: float | None = None,
+                     presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                     max_tokens: int | None = 512, min_tokens: int | None = None,
+                     stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+                     ignore_eos: bool | None = None, logprobs: bool | int | None = None,
+                     top_logprobs: int | None = None, n: int | None = None,
+                     response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                     adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                     tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                     tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                     parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                     tenant: str | int | None = None, keep_alive: float | str | None = None,
+                     policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+    @overload
     def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
                        stream: Literal[False] = False, negative_prompt: str | None = None, width: int | None = None,
                        height: int | None = None, num_inference_steps: int | None = None,
@@ -317,6 +405,15 @@ class PoolVerbs:
                        priority: Priority = 'normal', tenant: str | int | None = None,
                        keep_alive: float | str | None = None, policy: Policy | None = None,
                        fail_fast: bool | None = None) -> ImageStream: ...
+    @overload
+    def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
+                       negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
+                       num_inference_steps: int | None = None, guidance_scale: float | None = None,
+                       seed: int | None = None, latents: Any = None, n: int = 1, preview_every: int = 0,
+                       max_sequence_length: int | None = None, compute: Compute = 'auto', timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> GeneratedImages | ImageStream: ...
     def submit(self, capability: str, **request: Any) -> Job: ...
 
 class ModelVerbs:
@@ -330,11 +427,12 @@ class ModelVerbs:
               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> NDArray[Any]: ...
-    def embed_iter(self, texts: Iterable[str], task: Literal["query", "document"] | None = None, *,
-                   dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
-                   compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
-                   prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
-                   parse_special: bool = False, adapter: str | None = None,
+    def embed_iter(self, texts: Iterable[str] | Iterable[Sequence[int]],
+                   task: Literal["query", "document"] | None = None, *, dimensions: int | None = None,
+                   normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
+                   on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, prompt: str | None = None,
+                   prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                   adapter: str | None = None,
                    output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                    batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
                    template: str = 'This example is {}.', multi_label: bool = False,
@@ -441,6 +539,20 @@ class ModelVerbs:
                  tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                  fail_fast: bool | None = None) -> Stream: ...
     @overload
+    def generate(self, prompt: str | Sequence[int], *, stream: bool, temperature: float | None = None,
+                 top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
+                 repetition_penalty: float | None = None, presence_penalty: float | None = None,
+                 frequency_penalty: float | None = None,
+                 logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                 max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+                 stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+                 logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+                 response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                 adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> Completion | Stream: ...
+    @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: Literal[False] = False,
              temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
              min_p: float | None = None, repetition_penalty: float | None = None, presence_penalty: float | None = None,
@@ -475,6 +587,23 @@ class ModelVerbs:
              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
              fail_fast: bool | None = None) -> Stream: ...
     @overload
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: bool, temperature: float | None = None,
+             top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
+             repetition_penalty: float | None = None, presence_penalty: float | None = None,
+             frequency_penalty: float | None = None,
+             logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+             max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+             stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+             logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+             response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+             adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+             tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+             tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+             parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+             fail_fast: bool | None = None) -> Completion | Stream: ...
+    @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[False] = False,
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
                min_p: float | None = None, repetition_penalty: float | None = None,
@@ -508,6 +637,23 @@ class ModelVerbs:
                allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
                tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                fail_fast: bool | None = None) -> Stream: ...
+    @overload
+    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: bool,
+               temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+               min_p: float | None = None, repetition_penalty: float | None = None,
+               presence_penalty: float | None = None, frequency_penalty: float | None = None,
+               logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+               max_tokens: int | None = 512, min_tokens: int | None = None, stop: str | Sequence[str] | None = None,
+               stop_token_ids: Sequence[int] | None = None, ignore_eos: bool | None = None,
+               logprobs: bool | int | None = None, top_logprobs: int | None = None, n: int | None = None,
+               response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+               adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+               tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+               tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+               parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+               fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *,
                        stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -545,6 +691,24 @@ class ModelVerbs:
                        tenant: str | int | None = None, keep_alive: float | str | None = None,
                        policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
+    def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *, stream: bool,
+                       temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                       min_p: float | None = None, repetition_penalty: float | None = None,
+                       presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                       logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                       max_tokens: int | None = 512, min_tokens: int | None = None,
+                       stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+                       ignore_eos: bool | None = None, logprobs: bool | int | None = None,
+                       top_logprobs: int | None = None, n: int | None = None,
+                       response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                       adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+                       compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                       tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                       parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                       tenant: str | int | None = None, keep_alive: float | str | None = None,
+                       policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+    @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: Literal[False] = False,
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
                      min_p: float | None = None, repetition_penalty: float | None = None,
@@ -581,6 +745,24 @@ class ModelVerbs:
                      tenant: str | int | None = None, keep_alive: float | str | None = None,
                      policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
+    def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: bool,
+                     temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                     min_p: float | None = None, repetition_penalty: float | None = None,
+                     presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                     max_tokens: int | None = 512, min_tokens: int | None = None,
+                     stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+                     ignore_eos: bool | None = None, logprobs: bool | int | None = None,
+                     top_logprobs: int | None = None, n: int | None = None,
+                     response_format: Mapping[str, Any] | type | None = None, context_length: int | None = None,
+                     adapter: str | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                     tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                     tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                     parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                     tenant: str | int | None = None, keep_alive: float | str | None = None,
+                     policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+    @overload
     def generate_image(self, prompt: str, *, stream: Literal[False] = False, negative_prompt: str | None = None,
                        width: int | None = None, height: int | None = None, num_inference_steps: int | None = None,
                        guidance_scale: float | None = None, seed: int | None = None, latents: Any = None, n: int = 1,
@@ -596,3 +778,11 @@ class ModelVerbs:
                        timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                        keep_alive: float | str | None = None, policy: Policy | None = None,
                        fail_fast: bool | None = None) -> ImageStream: ...
+    @overload
+    def generate_image(self, prompt: str, *, stream: bool, negative_prompt: str | None = None, width: int | None = None,
+                       height: int | None = None, num_inference_steps: int | None = None,
+                       guidance_scale: float | None = None, seed: int | None = None, latents: Any = None, n: int = 1,
+                       preview_every: int = 0, max_sequence_length: int | None = None, compute: Compute = 'auto',
+                       timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> GeneratedImages | ImageStream: ...

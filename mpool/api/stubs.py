@@ -38,14 +38,14 @@ from .tasks.token_labels import TokenClassification, TokenClassifications
 _LINE = 120
 
 
-def _parameters(verb: Verb, form: str, stream: bool | None, more: tuple[str, ...] = (),
+def _parameters(verb: Verb, form: str, stream: str | None, more: tuple[str, ...] = (),
                 first: str | None = None) -> list[str]:
     """Return the parameters as source text.
 
     Args:
         verb: the verb.
         form: as in :meth:`Verb.signature`.
-        stream: value of the parameter ``stream`` in this overload; None: the verb does not have this parameter.
+        stream: type of the parameter ``stream`` in this overload, with its default; None: the verb does not have it.
         more: further parameters, as source text.
         first: type of the first parameter; None: that of the verb.
     """
@@ -56,7 +56,7 @@ def _parameters(verb: Verb, form: str, stream: bool | None, more: tuple[str, ...
     found += [f"{one.name}: {one.type}" + ("" if one.default is REQUIRED else f" = {one.default!r}") for one in slots]
     found.append("*")
     if stream is not None:
-        found.append("stream: Literal[True]" if stream else "stream: Literal[False] = False")
+        found.append(f"stream: {stream}")
     taken = {one.name for one in slots}
     found += [f"{name}: {kind} = {default!r}" for name, kind, default in verb.keywords(False) if name not in taken]
     return [*found, *more]
@@ -85,9 +85,9 @@ def _verb(verb: Verb, form: str) -> Iterator[str]:
     if verb.stream is None:
         yield _definition(indent, f"def {verb.name}", _parameters(verb, form, None, more), verb.result(form))
         return
-    for stream in (False, True):
+    for stream, kind in ((False, "Literal[False] = False"), (True, "Literal[True]"), (None, "bool")):
         yield f"{indent}@overload"
-        yield _definition(indent, f"def {verb.name}", _parameters(verb, form, stream, more), verb.result(form, stream))
+        yield _definition(indent, f"def {verb.name}", _parameters(verb, form, kind, more), verb.result(form, stream))
 
 
 def methods() -> str:
@@ -154,7 +154,7 @@ def aio() -> str:
                           more="from .tasks.embedding_results import SparseVectors as SparseVectors\n"
                           "from .tasks.embedding_results import TextEmbeddings as TextEmbeddings\n"
                           "from .tasks.embedding_results import TokenVectors as TokenVectors\n",
-                          abc="AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence")]
+                          abc="AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence")]
     lines[0] += "from .tasks.async_streams import AsyncImageStream as AsyncImageStream\n" \
         "from .tasks.async_streams import AsyncStream as AsyncStream\n"
     for verb in VERBS.values():

@@ -123,13 +123,7 @@ def _prepare(arguments: object) -> None:
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")  # a byte order mark is no text
     verbose = getattr(arguments, "verbose", 0)
     if verbose:
-        import logging
-
-
-        to_standard_error(logging.DEBUG if verbose > 1 else logging.INFO)
-        if verbose == 1:  # only -vv shows the records of other libraries
-            logging.getLogger().setLevel(logging.WARNING)
-            logging.getLogger("mpool").setLevel(logging.INFO)
+        to_standard_error(verbose)
 
 
 __all__ = ["main"]

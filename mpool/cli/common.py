@@ -8,8 +8,9 @@ import json
 import math
 import os
 import re
+import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -199,7 +200,7 @@ def standard_input() -> str:
     return text
 
 
-def _lines_in(file: TextIO, name: str) -> Iterator[str]:
+def lines_in(file: TextIO, name: str) -> Iterator[str]:
     """Return the lines of a file without their ends.
 
     Raises:
@@ -214,6 +215,23 @@ def _lines_in(file: TextIO, name: str) -> Iterator[str]:
         yield line.rstrip("\r\n")
 
 
+@contextmanager
+def naming(place: Callable[[int, str], str | None]) -> Iterator[None]:
+    """Let errors about a text or image of a list name its place.
+
+    Args:
+        place: function of the index and the noun (text or image) that returns the place; None: unknown.
+    """
+    try:
+        yield
+    except MpoolError as error:
+        element = _ELEMENT.fullmatch(error.param or "")
+        found = element and place(int(element[1]), "image" if element[0].startswith("images") else "text")
+        if element is not None and found is not None:
+            error.rename({element[0]: found})
+        raise
+
+
 class Texts(Iterator[str]):
     """Texts of the command line, or the lines of files, without line terminators and byte order marks.
 
@@ -226,8 +244,9 @@ class Texts(Iterator[str]):
         self._files: list[tuple[int, str]] = []  # index of the first text of each file, its name
         self._count, self._all = 0, bool(texts)
         for path in () if texts else paths:  # before a model is loaded
-            if path != "-":
-                os.stat(path)
+            if path != "-" and stat.S_ISDIR(os.stat(path).st_mode):
+                raise FileError(f"{path} is a folder; --file takes a file with one text per line",
+                                hint="`mpool search` reads the files of a folder")
         self._rows: Iterator[str] = iter(texts) if texts else self._lines(paths)
 
     def __next__(self) -> str:
@@ -260,11 +279,11 @@ class Texts(Iterator[str]):
         for path in paths:
             self._files.append((self._count, "standard input" if path == "-" else path))
             if path == "-":
-                yield from _lines_in(sys.stdin, "standard input")
+                yield from lines_in(sys.stdin, "standard input")
                 continue
             try:
                 with open(path, encoding="utf-8-sig") as file:
-                    yield from _lines_in(file, path)
+                    yield from lines_in(file, path)
             except UnicodeDecodeError as error:
                 raise FileError(f"{path} is not UTF-8 text: {error.reason}",
                                 hint="Convert it first, for example with iconv") from None
@@ -288,19 +307,25 @@ class Texts(Iterator[str]):
         Args:
             given: indices of the texts that are passed to the library; None: all texts are.
         """
-        try:
+        def place(at: int, noun: str) -> str | None:
+            if given is None:
+                return self.place(at, noun)
+            return self.place(given[at], noun) if at < len(given) else None
+
+        with naming(place):
             yield
-        except MpoolError as error:
-            element = _ELEMENT.fullmatch(error.param or "")
-            if element is not None and (given is None or int(element[1]) < len(given)):
-                at = int(element[1])
-                noun = "image" if element[0].startswith("images") else "text"
-                error.rename({element[0]: self.place(at if given is None else given[at], noun)})
-            raise
+
+
+def check_source(arguments: argparse.Namespace) -> None:
+    """Raise InvalidArgument if there are both texts and ``--file``."""
+    if arguments.text and arguments.file:
+        raise InvalidArgument("texts must come either from arguments or from --file, got both")
 
 
 def texts_of(arguments: argparse.Namespace) -> Texts:
     """Return the texts of the arguments, of the files of ``--file``, or of standard input (also for one text ``-``)."""
-    if arguments.text and arguments.file:
-        raise InvalidArgument("texts must come either from arguments or from --file, got both")
+    check_source(arguments)
+    path = next(filter(os.path.isfile, arguments.text), None)
+    if path is not None:
+        note(f"mpool: {path!r} is a text here, and the file is not read. To read the lines of a file: --file {path}")
     return Texts(() if arguments.text == ["-"] else arguments.text, arguments.file or ["-"])

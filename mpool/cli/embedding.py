@@ -22,9 +22,10 @@ from numpy.lib import format as npy
 from ..checks import refuse
 from ..errors import FileError, InvalidArgument
 from ..models.catalogue import load as load_catalogue
+from ..records import one_line
 from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from ..tasks.output_table import OUTPUTS
-from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, note, texts_of
+from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, note, say, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,13 +60,9 @@ def embed(arguments: argparse.Namespace) -> int:
                  {"texts": source.begin(blank=True), **checked}, compute=arguments.compute, adapters=adapters,
                  progress=progress)
         with _opened(arguments.output) as file, source.named():
-            writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
-            for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):
-                if arguments.vectors == "dense":
-                    writer.rows(rows)
-                else:
-                    assert isinstance(writer, _LineWriter)
-                    writer.lines(_lines_of(rows))
+            writer = _writer(form, file, texts)
+            for rows in _vectors(pool, source, None if form == "npy" else texts, arguments, options):
+                writer.rows(rows)
             writer.close()
     return 0
 
@@ -93,7 +90,7 @@ def embed_image(arguments: argparse.Namespace) -> int:
             load(pool, "embed_image", model, {"images": source.begin("image", True), **options},
                  compute=arguments.compute, progress=False if arguments.quiet else None)
         with _opened(arguments.output) as file:
-            writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, names, "image")
+            writer = _writer(form, file, names, "image")
             while part := list(source if whole else itertools.islice(source, _BATCH)):
                 names += part
                 with source.named(range(count, count + len(part))):
@@ -105,7 +102,7 @@ def embed_image(arguments: argparse.Namespace) -> int:
 
 
 def _format(arguments: argparse.Namespace) -> str:
-    """Return the output format: ``"jsonl"`` or ``"npy"``."""
+    """Return the output format: ``"jsonl"``, ``"npy"``, or ``"screen"`` for a person who reads a terminal."""
     suffix = os.path.splitext(arguments.output or "")[1].lower()
     if arguments.format is None and suffix in _OTHER_FORMATS:
         refuse("output", arguments.output, "a .npy file (an array) or a .jsonl file (lines of JSON)",
@@ -114,6 +111,8 @@ def _format(arguments: argparse.Namespace) -> str:
     if form == "npy" and not arguments.output and sys.stdout.isatty():
         raise InvalidArgument("`--format npy` must not write to a terminal",
                               hint="Set a file with --output, or redirect standard output")
+    if not arguments.format and arguments.output is None and sys.stdout.isatty():
+        return "screen"
     return form
 
 
@@ -168,16 +167,26 @@ def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments
     yield from pool.embed_iter(keep(source), model, batch_size=batch, progress=_bar(arguments), **options)
 
 
+def first_numbers(vector: NDArray[Any]) -> str:
+    """Return the length and the first numbers of a vector."""
+    return f"{len(vector)} numbers: " + " ".join(f"{value:.4g}" for value in vector[:6].tolist()) + (
+        " ..." if len(vector) > 6 else "")
+
+
 def _numbers(values: list[float], number: str = "%.9g") -> str:
     return "[" + ", ".join([number % value for value in values]) + "]"
+
+
+def _parts_of(rows: Any) -> tuple[Any, ...]:
+    """Return the outputs of texts: an array of vectors, SparseVectors, TokenVectors. None: the result lacks one."""
+    return (rows.dense, rows.sparse, rows.tokens) if isinstance(rows, TextEmbeddings) else (rows,)
 
 
 def _lines_of(rows: Any) -> Iterator[str]:
     """Yield the outputs of each text, as members of a JSON object: ``embedding`` (a vector), ``sparse`` (token ids and
     weights) and ``tokens`` (a vector per token). Outputs that the result lacks are left out."""
-    parts = (rows.dense, rows.sparse, rows.tokens) if isinstance(rows, TextEmbeddings) else (rows,)
     columns: list[Iterable[str]] = []
-    for part in parts:
+    for part in _parts_of(rows):
         if isinstance(part, SparseVectors):
             columns.append(f'"sparse": {{"indices": {ids.tolist()}, "values": {_numbers(values.tolist())}}}'
                            for ids, values in part)
@@ -193,20 +202,63 @@ def _bar(arguments: argparse.Namespace) -> bool:
     return bool(arguments.output) and not arguments.quiet and sys.stderr.isatty()
 
 
+def _writer(form: str, file: IO[bytes], texts: list[str], unit: str = "text") -> _ArrayWriter | _LineWriter | _Screen:
+    """Return the writer of a format. ``texts``: the texts or images in flight."""
+    if form == "screen":
+        return _Screen(texts)
+    return _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts, unit)
+
+
+class _Screen:
+    """Printer of each output's size and first numbers, with the beginning of its text."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def rows(self, vectors: Any) -> None:
+        """Print the outputs of the first texts, and remove these texts."""
+        columns: list[Iterable[str]] = []
+        for part in _parts_of(vectors):
+            if isinstance(part, SparseVectors):
+                columns.append(f"{len(ids)} weights: " + " ".join(f"{token}:{weight:.2f}" for token, weight in
+                                                                  zip(ids[:4], weights)) + " ..."
+                               for ids, weights in part)
+            elif isinstance(part, TokenVectors):
+                columns.append(f"{len(matrix)} vectors of {first_numbers(matrix[0])}" for matrix in part)
+            elif part is not None:
+                columns.append(map(first_numbers, part))
+        count = 0
+        for shown in zip(*columns):
+            text = one_line(self.texts[count])
+            say(text if len(text) <= 76 else text[:73] + "...")
+            for line in shown:
+                say(f"    {line}")
+            count += 1
+        del self.texts[:count]
+
+    def close(self) -> None:
+        """Say how to get all numbers."""
+        note("mpool: a terminal shows the first numbers. --format jsonl prints all of them; --output FILE writes them "
+             "to FILE.npy or FILE.jsonl")
+
+
 class _LineWriter:
     """Writer of one JSON object per line: the text or image, and its vector or null, or its other outputs."""
 
     def __init__(self, file: IO[bytes], texts: list[str], unit: str = "text") -> None:
         self.file, self.texts, self.unit = file, texts, unit
 
-    def rows(self, vectors: NDArray[Any]) -> None:
-        """Write the vectors ``(n, d)`` of the first n texts, and remove these texts."""
+    def rows(self, vectors: Any) -> None:
+        """Write the vectors ``(n, d)`` or other outputs of the first n texts, and remove these texts."""
+        if not isinstance(vectors, np.ndarray):
+            self._lines(_lines_of(vectors))
+            return
         # nine significant digits identify a float32 exactly
         number = "%.9g" if vectors.dtype.kind == "f" else "%d"
         known = (None if any(value != value for value in values) else values for values in vectors.tolist())
-        self.lines('"embedding": ' + ("null" if values is None else _numbers(values, number)) for values in known)
+        self._lines('"embedding": ' + ("null" if values is None else _numbers(values, number)) for values in known)
 
-    def lines(self, members: Iterable[str]) -> None:
+    def _lines(self, members: Iterable[str]) -> None:
         """Write one JSON object per item of ``members``, for the first texts in order, and remove these texts."""
         count = 0
         for text, member in zip(self.texts, members):

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 from .. import __version__
-from ..checks import nearest
-from ..names import CAPABILITIES, COMPUTE, KV_DTYPES, QUANTIZED, WEIGHTS
+from ..names import CAPABILITIES, COMPUTE, QUANTIZED, WEIGHTS
+from ..server.option_table import GROUPS, OPTIONS, Option
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
+from .command_parser import Parser
 
-#: Options of the server: (field of mpool.server.settings.Settings, type, help).
-SERVER_LIMITS = (
-    ("max_body", int, "maximum size of a request body in bytes (default: 32 MiB)"),
-    ("max_bodies", int, "maximum size of all request bodies in memory in bytes, with their values (default: 512 MiB; "
-     "at least four times --max-body)"),
-    ("max_connections", int, "maximum concurrent connections (default: 2048)"),
-    ("max_streams", int, "maximum concurrent streamed responses (default: 512)"),
-    ("max_n", int, "maximum completions or images per request (default: 16)"),
-    ("max_tokens", int, "maximum tokens per completion (default: 16384)"),
-    ("default_max_tokens", int, "maximum tokens per completion if the request sets no limit (default: 4096)"),
-    ("allow_token_ids", bool, "accept token ids in /v1/embeddings and /pooling, which clients must take from the "
-     "model's own tokenizer; without this option, each request must allow them"),
-    ("allow_image_urls", bool, "fetch images at https URLs in chat messages, from public addresses only"),
-    ("strict", bool, "refuse requests with unknown fields; without this option, they are ignored, and the response "
-     "header x-mpool-ignored names them"),
-    ("header_timeout", float, "maximum time to receive the headers of a request (default: 10)"),
-    ("body_timeout", float, "maximum time to receive the body of a request (default: 60)"),
-    ("write_timeout", float, "maximum time that a client may stop reading a response (default: 30)"),
-    ("idle_timeout", float, "maximum time that a connection may be idle (default: 75)"),
-    ("grace", float, "time that active requests get to complete when the server stops (default: 5)"),
-)
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the "
            "core.")
@@ -50,131 +29,6 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-#: Word that is no command of mpool (a command of another program, or a function of mpool) -> what to use.
-_FOREIGN = {
-    "bench": "mpool demo prints speeds; python -m benchmarks, in the sources, compares mpool with other libraries",
-    "cp": "give a model a name when you serve it: mpool serve NAME=MODEL",
-    "create": "give a model a name when you serve it: mpool serve NAME=MODEL. A running server makes names with a "
-              "system prompt and options: curl http://127.0.0.1:11435/api/create -d '{\"model\": \"NAME\", \"from\": "
-              "\"MODEL\", \"system\": \"TEXT\", \"parameters\": {\"temperature\": 0}}'",
-    "delete": "use mpool rm MODEL",
-    "download": "use mpool pull MODEL",
-    "help": "use mpool --help, or mpool COMMAND --help",
-    "info": "use mpool show MODEL",
-    "push": "mpool uploads nothing; to upload a file to the Hugging Face hub: hf upload ORG/NAME FILE",
-    "remove": "use mpool rm MODEL",
-    "server": "use mpool serve",
-    "similar": "use mpool search QUERY TEXT ...",
-    "similarity": "use mpool search QUERY TEXT ...",
-    "start": "use mpool serve",
-    "tokenize": "use mpool.tokenize(text, model) in Python, or POST /tokenize of mpool serve",
-    "unload": "use mpool stop NAME",
-    "version": "use mpool --version",
-}
-
-
-_CONTEXT = "The context is the model's own, and only the part in use takes memory: leave it out"
-_CPU = "mpool computes on the CPU: leave it out"
-_BATCHED = "mpool batches as many requests as fit into memory: leave it out"
-_UNNEEDED = "mpool needs no such option: leave it out"
-#: Option of Ollama, llama-server, vLLM or text-embeddings-inference -> what to do instead. If the text names an option
-#: of mpool (--NAME), it is for commands that have this option.
-_FOREIGN_OPTIONS = {
-    **dict.fromkeys(("-c", "--ctx-size", "--max-model-len", "--num-ctx"), _CONTEXT),
-    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "--device", "--tensor-parallel-size"), _CPU),
-    **dict.fromkeys(("-np", "--parallel", "-b", "--batch-size", "-ub", "--ubatch-size", "--max-num-seqs",
-                     "--max-batch-tokens", "--max-concurrent-requests", "--cont-batching"), _BATCHED),
-    **dict.fromkeys(("--embedding", "--embeddings", "--reranking", "--jinja", "--flash-attn", "-fa",
-                     "--enable-auto-tool-choice", "--trust-remote-code"), _UNNEEDED),
-    **dict.fromkeys(("-hf", "--hf-repo", "--model-id"),
-                    "Use --model org/name, or --model org/name:Q4_K_M for a GGUF file"),
-    **dict.fromkeys(("-a", "--alias", "--served-model-name"), "Use --model NAME=REF"),
-    **dict.fromkeys(("--lora", "--lora-modules"), "Use --adapter NAME=PATH"),
-    **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict", "--max-new-tokens"), "Use --max-tokens N"),
-    "-t": "Use --threads N", "--api-key": "Use --token-file PATH, a file with the token",
-    "--repeat-penalty": "Use --repetition-penalty X", "--temp": "Use --temperature X",
-    "--hostname": "Use --host ADDRESS", "-p": "Pass the prompt as an argument",
-    "--prompt": "Pass the prompt as an argument",
-    **dict.fromkeys(("--grammar-file", "-jf", "--json-schema-file", "-j", "--format"),
-                    "Use --grammar TEXT or --json-schema TEXT, with a text or the path of a file"),
-    "--keepalive": "A model of mpool run is unloaded when the command ends; mpool serve has the option keep-alive",
-    **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "--kv-cache-dtype"), "Use --kv-dtype int8"),
-}
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that names the nearest commands if a command does not exist."""
-
-    #: The commands, of which one is required; empty if none is required.
-    commands: Mapping[str, object] = {}
-
-    def add_subparsers(self, **options: Any) -> Any:  # type: ignore[override]
-        """Add commands. See :meth:`argparse.ArgumentParser.add_subparsers`."""
-        added = super().add_subparsers(**options)
-        if added.required:
-            self.commands = added.choices
-        return added
-
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
-        """Parse arguments. See :meth:`argparse.ArgumentParser.parse_known_args`."""
-        first = next((one for one in (sys.argv[1:] if args is None else args) if not one.startswith("-")), None)
-        if self.commands and first is not None and first not in self.commands:
-            close = nearest(first, self.commands, cutoff=0.6)
-            self.error(f"unknown command {first!r}" + (
-                f"; {_FOREIGN[first]}" if first in _FOREIGN else f". Did you mean {' or '.join(close)}?" if close else
-                ". `mpool --help` lists the commands"))
-        parsed, rest = super().parse_known_args(args, namespace)
-        flags = {one.dest: next((flag for flag in one.option_strings if flag.startswith("--")), one.option_strings[0])
-                 for one in self._actions if one.option_strings}
-        parsed.flags = {**flags, **getattr(parsed, "flags", {})}  # a command takes precedence over the program
-        return parsed, rest
-
-    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
-        """Parse arguments. See :meth:`argparse.ArgumentParser.parse_args`."""
-        given = sys.argv[1:] if args is None else args
-        if "-hf" in given[:given.index("--") if "--" in given else None]:  # argparse would take it for -h
-            self._unrecognized(["-hf"], given, None)
-        parsed, rest = self.parse_known_args(given, namespace)
-        words = getattr(parsed, "words", None)  # argparse leaves out the words that follow an option
-        at = rest.index("--") if "--" in rest else len(rest)
-        if rest and words and not any(one.startswith("-") for one in rest[:at]):
-            setattr(parsed, words, [*getattr(parsed, words), *rest[:at], *rest[at + 1:]])
-        elif rest:
-            self._unrecognized(rest, given, getattr(parsed, "usage", None))
-        command = self._command(given)
-        missing = ["/".join(one.option_strings) for one in command._actions
-                   if one.dest in getattr(parsed, "needed", ()) and getattr(parsed, one.dest) is None]
-        if missing:
-            command.error(f"the following arguments are required: {', '.join(missing)}")
-        return parsed
-
-    def _command(self, args: Sequence[str]) -> _Parser:
-        """Return the parser of the command that the arguments name."""
-        command = self
-        for word in args:
-            found = command.commands.get(word)
-            command = found if isinstance(found, _Parser) else command
-        return command
-
-    def _unrecognized(self, rest: Sequence[str], args: Sequence[str], usage: str | None) -> NoReturn:
-        """Exit with an error that names the arguments, and what to use instead of the first unknown option."""
-        command = self._command(args)
-        option = next((one.partition("=")[0] for one in rest if one.startswith("-")), "")
-        known = list(command._option_string_actions)
-        respelt = any(one.replace("-", "") == option.replace("-", "") for one in known if one != option)
-        advice = "" if respelt else _FOREIGN_OPTIONS.get(option, "")
-        if advice and all(one in known for one in advice.split() if one.startswith("--")):
-            text = (f"{option}: " if len(rest) > 1 else "") + advice
-        elif usage and not option:
-            text = usage
-        elif option in known:
-            text = f"Options follow the command: {command.prog} {' '.join(rest)}"
-        else:
-            close = nearest(option, known, 1, cutoff=0.75)
-            text = f"Did you mean {close[0]}?" if close else f"`{command.prog} --help` lists the options"
-        command.exit(2, f"{command.prog}: error: unrecognized arguments: {' '.join(rest)}. {text}\n")
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser.
 
@@ -182,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     attributes to options. ``needed``, which may be missing, names options that are required unless the command has
     another command.
     """
-    parser = _Parser(prog="mpool", epilog=_EPILOG,
+    parser = Parser(prog="mpool", epilog=_EPILOG,
                      description="Run transformer models on a CPU: embeddings, text generation, vision and image "
                                  "generation.")
     parser.add_argument("--version", action="version", version=f"mpool {__version__}")
@@ -199,9 +53,10 @@ def make_parser() -> argparse.ArgumentParser:
                _lazy("embedding", "embed")))
     _embed_image(add("embed-image", "embed image files from arguments or standard input, one path per line",
                      _lazy("embedding", "embed_image")))
-    _search(add("search", "find the texts that are most similar to a query, in arguments, files or standard input, one "
-                "text per line", _lazy("searching", "search")))
-    _rerank(add("rerank", "rank texts by relevance to a query, with a reranker", _lazy("searching", "rerank")))
+    _search(add("search", "find the passages of files and folders that are most similar to a query, or texts",
+                _lazy("searching", "search")))
+    _rerank(add("rerank", "rank passages of files, or texts, by relevance to a query, with a reranker",
+                _lazy("searching", "rerank")))
     _classify(add("classify", "label texts with a classifier, or with labels of your own and a model of natural "
                   "language inference", _lazy("classifying", "classify")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
@@ -282,6 +137,7 @@ def _texts(command: argparse.ArgumentParser, blank: str = "") -> None:
                          help="texts (default, unless --file is given, or with -: standard input)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file with one text per line; -: standard input; may be repeated" + blank)
+    command.set_defaults(words="text")
 
 
 def _embed(command: argparse.ArgumentParser) -> None:
@@ -332,7 +188,12 @@ def _embed_image(command: argparse.ArgumentParser) -> None:
 def _ranked(command: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that rank texts for a query."""
     command.add_argument("query", help="query")
-    _texts(command, _SKIPPED)
+    command.add_argument("text", nargs="*", default=[], metavar="PATH|TEXT",
+                         help="files and folders, whose text is cut into passages of one or more paragraphs, or texts "
+                              "(default, or with -: standard input, one text per line)")
+    command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
+                         help="file or folder, like PATH; may be repeated")
+    command.set_defaults(words="text")
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)
 
@@ -448,71 +309,48 @@ def _completion(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="shell")
 
 
-def _adapter(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
-                         help="load this adapter (LoRA), a PEFT folder or a GGUF file, for the model that is served as "
-                              "MODEL; MODEL may be omitted if there is one --model. Clients select the adapter with "
-                              "the model name MODEL:NAME; may be repeated")
+#: Options with a short form.
+_SHORT = {"models": "-m"}
+
+
+def _value_of(option: Option) -> Callable[[str], Any]:
+    """Return the function that converts a text of the command line to a value of an option."""
+    def read(text: str) -> Any:
+        try:
+            return option.kind.read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {option.kind.allowed}, got {text!r}") from None
+
+    return read
+
+
+def _server_options(command: argparse.ArgumentParser, leave_out: Iterable[str] = ()) -> None:
+    """Add the options of the server. An option that is not given is no attribute of the parsed arguments."""
+    command.usage = f"{command.prog} [options] [[NAME=]REF ...]"  # an error prints it: the whole one has 30 lines
+    command.set_defaults(words="names")
+    command.add_argument("names", nargs="*", default=[], metavar="[NAME=]REF", help="models to serve, like --model")
+    command.add_argument("--config", metavar="FILE", help="file (TOML) with these options, such as memory = \"4G\". "
+                         "Environment variables (MPOOL_SERVER_MEMORY) take precedence over the file, and options over "
+                         "both")
+    for title, options in GROUPS.items():
+        group = command.add_argument_group(title)
+        for option in options:
+            kind, unset = option.kind, argparse.SUPPRESS
+            if option.name == "verbose" or option.name in leave_out:  # every command has --verbose
+                continue
+            text = (option.meaning + (f" (default: {option.default})" if option.default else "")).replace("%", "%%")
+            flags = (*filter(None, (_SHORT.get(option.name),)), option.flag)
+            if not kind.metavar:
+                group.add_argument(*flags, dest=option.dest, action="store_true", default=unset, help=text)
+            elif kind.choices:
+                group.add_argument(*flags, dest=option.dest, choices=kind.choices, default=unset, help=text)
+            else:
+                group.add_argument(*flags, dest=option.dest, type=_value_of(option), metavar=kind.metavar,
+                                   default=unset, action="append" if kind.many else "store", help=text)
 
 
 def _serve(command: argparse.ArgumentParser) -> None:
-    _served(command)
-    command.add_argument("--draft", metavar="REF",
-                         help="load the one model given with --model at the start, with this draft model: a smaller "
-                              "language model with the same vocabulary, which proposes tokens")
-    _adapter(command)
-    _pool(command)
-    _serving_pool(command)
-    _listening(command, SERVER_LIMITS)
-
-
-def _serving_pool(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--keep-alive", default="5m", metavar="TIME",
-                         help="how long a model without requests stays loaded: seconds, or text such as 5m or 1h30m; "
-                              "0: unload at once; -1: forever. A request of Ollama's protocol can set another time "
-                              "(default: 5m)")
-    command.add_argument("--kv-dtype", default="auto", choices=KV_DTYPES,
-                         help="keys and values of language models in the KV cache. auto: integers of 16 bits, or "
-                              "float32 if the model is computed in float32; int8: about half of the memory, slightly "
-                              "different probabilities (default: auto)")
-    command.add_argument("--queue-capacity", type=int, metavar="N",
-                         help="maximum queued requests per model; a text-embedding model holds N of one text, and N of "
-                              "several texts. Further requests wait for room (default: 100 for text generation and "
-                              "embeddings of one text, 50 for several texts, images and vision, 20 for image "
-                              "generation)")
-
-
-def _served(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(words="names")
-    command.add_argument("names", nargs="*", default=[], metavar="[NAME=]REF", help="models to serve, like --model")
-    command.add_argument("-m", "--model", metavar="[NAME=]REF", action="append", default=[],
-                         help="serve this model, under this name; may be repeated. Downloaded models of the "
-                              "catalogue (`mpool models`) are always served, unless --only is given")
-    command.add_argument("--only", action="store_true", help="serve only the models given with --model")
-    command.add_argument("--load", action="store_true", help="load the models given with --model at the start")
-
-
-def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type, str]]) -> None:
-    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1). An address "
-                                                             "that other machines can reach requires a token; "
-                                                             "without --token-file, a new token is created")
-    command.add_argument("--port", type=int, default=11435, metavar="N", help="port; 0: any free port (default: 11435)")
-    command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600); the "
-                                                              "file is created if it does not exist")
-    command.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]",
-                         help="additional accepted value of the Host header: the name or address of the server "
-                              "or of a reverse proxy; may be repeated")
-    command.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN",
-                         help="origin whose web pages may send requests (CORS), such as https://page.example, "
-                              "http://localhost:* or app://*; may be repeated")
-    limits = command.add_argument_group("limits")
-    for name, kind, meaning in rows:
-        flag = "--" + name.replace("_", "-")
-        if kind is bool:
-            limits.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
-        else:
-            limits.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="N" if kind is int else "SECONDS",
-                                help=meaning)
+    _server_options(command)
 
 
 def _ray(command: argparse.ArgumentParser) -> None:
@@ -520,10 +358,6 @@ def _ray(command: argparse.ArgumentParser) -> None:
     serve = commands.add_parser("serve", help="like mpool serve, with several pools", description="Serve models over "
                                 "HTTP with several pools, each in a process of its own.")
     serve.set_defaults(run=_lazy("scaling", "serve"))
-    _served(serve)
-    _adapter(serve)
-    _compute(serve)
-    _serving_pool(serve)
     serve.add_argument("--replicas", type=int, default=1, metavar="N", help="number of pools (default: 1)")
     serve.add_argument("--max-replicas", type=int, default=0, metavar="N",
                        help="maximum number of pools (default: --replicas)")
@@ -532,10 +366,10 @@ def _ray(command: argparse.ArgumentParser) -> None:
                             "and Ray starts pools, up to --max-replicas, to reach it (default: 8)")
     serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
                                                                           "one per node, and at least two)")
-    # Ray's proxies hold the connections: the timeouts do not apply, and the limit of connections is one of requests.
-    _listening(serve, [(name, kind, "maximum concurrent requests of a pool, and of a process that receives requests "
-                        "(default: 2048)" if name == "max_connections" else meaning)
-                       for name, kind, meaning in SERVER_LIMITS if not name.endswith("_timeout")])
+    # Ray's proxies hold the connections, and a process has the CPUs and the memory that Ray reserves for it.
+    _server_options(serve, ("pin", "draft", "threads", "memory", "log_format", "ping", "max_header",
+                            "max_header_count", *(name for name in OPTIONS if OPTIONS[name].server
+                                                  and name.endswith("_timeout"))))
     embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
                                 "of a folder, and add a column with the embeddings of the texts of a column. Files "
                                 "that exist in the target folder are skipped.")
@@ -564,8 +398,8 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--actors", type=int, metavar="N", help="number of processes (default: CPUs divided by --cpus)")
     embed.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _compute(embed)
+    _weights(embed)
     for one in (serve, embed):
-        _weights(one)
         one.add_argument("-v", "--verbose", action="count", default=0,
                          help="log to standard error; -vv: all log records")
         one.add_argument("--cpus", type=int, default=1, metavar="N", help="compute threads per process, and CPUs that "
@@ -574,13 +408,14 @@ def _ray(command: argparse.ArgumentParser) -> None:
                          help="memory per process in MiB (default: proportional to --cpus)")
         one.add_argument("--address", metavar="ADDRESS", help="address of a Ray cluster; auto: the cluster of "
                                                               "this machine (default: start Ray for this command)")
-    serve.add_argument("--offline", action="store_true", help="never download")
 
 
 def _worker(command: argparse.ArgumentParser) -> None:
     command.add_argument("-m", "--model", metavar="[NAME=]REF", required=True, help="model, and its name for clients")
     _pool(command)
     command.add_argument("--port", type=int, required=True, metavar="N", help="port on 127.0.0.1; 0: any free port")
+    command.add_argument("--log-format", default="text", choices=("text", "json"),
+                         help="format of the log on standard error; json: one object per line (default: text)")
     command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600); the "
                                                               "file is created if it does not exist")
     command.add_argument("--busy", choices=("wait", "refuse"), default="wait",

@@ -7,19 +7,23 @@ import argparse
 from ..errors import InvalidArgument
 from ..tasks.output_table import OUTPUTS
 from .common import adapter_of, note, packages, say
-from .serving import settings_of
+from .serving import configured
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool ray serve`` until SIGTERM or Ctrl-C."""
     with packages("`mpool ray`", "ray"):
         from ..integrations.ray.serving import Plan, run
-    settings, file = settings_of(arguments)
-    plan = Plan((*arguments.model, *arguments.names), arguments.only, arguments.load, arguments.compute,
-                arguments.offline or None,
-                arguments.replicas, arguments.max_replicas, arguments.calls, arguments.cpus, arguments.memory_mb,
-                arguments.fronts, settings, arguments.weights, tuple(arguments.adapter), arguments.keep_alive,
-                arguments.kv_dtype, arguments.queue_capacity)
+    given = configured(arguments)
+    settings, file = given.settings()
+    given.pool_config()  # an error here names the option
+    pool = {name: value for name, value in given.fields("pool").items() if name != "shutdown_grace"}
+    own = {name: pool.pop(name) for name in ("offline", "weights", "keep_alive", "kv_dtype", "queue_capacity")
+           if name in pool}
+    plan = Plan(tuple(given.get("models", ())), given.get("only", False), given.get("load", False),
+                given.get("compute", "auto"), replicas=arguments.replicas, max_replicas=arguments.max_replicas,
+                calls=arguments.calls, cpus=arguments.cpus, memory_mb=arguments.memory_mb, fronts=arguments.fronts,
+                settings=settings, adapters=tuple(given.get("adapters", ())), pool=pool, **own)
 
     def ready(url: str) -> None:
         if file is not None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import shutil
 import sys
-from typing import Any
+import textwrap
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from ..errors import InvalidArgument
 from ..search import cosines
@@ -14,74 +17,85 @@ from .common import (
     adapter_of,
     check_request,
     default_model,
-    for_output,
     load,
     make_pool,
+    naming,
     no_inputs,
     print_json,
     say,
-    texts_of,
 )
+from .passages import Passage, passages_of
 
 #: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
 _BATCH = 256
 
 
 def search(arguments: argparse.Namespace) -> int:
-    """Run ``mpool search``. Blank lines are skipped."""
+    """Run ``mpool search``."""
     if arguments.top_k < 1:
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
-    source, (adapters, adapter) = texts_of(arguments), adapter_of(arguments)
+    source, (adapters, adapter) = passages_of(arguments), adapter_of(arguments)
     name = arguments.model or default_model("text_embedding")
-    best: list[tuple[float, int, str]] = []  # (score, -line, text), a heap with the worst first
+    best: list[tuple[float, int, Passage]] = []  # (score, -index, passage), a heap with the worst first
     count = 0
+    part = list(itertools.islice(source, _BATCH))
+    if not part:
+        raise no_inputs("text")
     with make_pool(arguments) as pool:
         options = {"compute": arguments.compute, "adapter": adapter}
-        first = [(line, text) for line, text in enumerate(source.begin()) if text.strip()]
-        with source.named([line for line, _ in first]):
-            check_request(pool, "embed", name, {"inputs": [text for _, text in first], **options})
+        with _named(part):
+            check_request(pool, "embed", name, {"inputs": [one.text for one in part], **options})
         model = load(pool, "embed", name, {"inputs": arguments.query, **options}, compute=arguments.compute,
                      adapters=adapters, progress=False if arguments.quiet else None)
         query = model.embed(arguments.query, task="query", **options)
-        while part := list(itertools.islice(source, _BATCH)):
-            given = [(count + at, text) for at, text in enumerate(part) if text.strip()]
-            count += len(part)
-            if not given:
-                continue
-            with source.named([line for line, _ in given]):
-                vectors = model.embed([text for _, text in given], task="document", **options)
-            for score, (line, text) in zip(cosines(query, vectors), given):
-                found = (score, -line, text)
+        while part:
+            with _named(part):
+                vectors = model.embed([one.text for one in part], task="document", **options)
+            for score, passage in zip(cosines(query, vectors), part):
+                found = (score, -count, passage)
+                count += 1
                 if len(best) < arguments.top_k:
                     heapq.heappush(best, found)
                 elif found > best[0]:
                     heapq.heapreplace(best, found)
-    _print([{"score": score, "line": -line + 1, "text": text} for score, line, text in sorted(best, reverse=True)],
-           arguments)
+            part = list(itertools.islice(source, _BATCH))
+    _print([(score, passage) for score, _, passage in sorted(best, reverse=True)], arguments)
     return 0
 
 
 def rerank(arguments: argparse.Namespace) -> int:
-    """Run ``mpool rerank``. Blank lines are skipped."""
-    source, (adapters, adapter) = texts_of(arguments), adapter_of(arguments)
-    given = [(line, text) for line, text in enumerate(source) if text.strip()]
+    """Run ``mpool rerank``."""
+    source, (adapters, adapter) = passages_of(arguments), adapter_of(arguments)
+    given = list(source)
     if not given:
         raise no_inputs("text")
     with make_pool(arguments) as pool:
         options = {"top_k": arguments.top_k, "compute": arguments.compute, "adapter": adapter}
-        documents = [text for _, text in given]
-        with source.named([line for line, _ in given]):
+        documents = [one.text for one in given]
+        with _named(given):
             model = load(pool, "rerank", arguments.model or default_model("rerank"),
                          {"query": arguments.query, "documents": documents, **options}, compute=arguments.compute,
                          adapters=adapters, progress=False if arguments.quiet else None)
             ranking = model.rerank(arguments.query, documents, **options)
-    _print([{"score": one.score, "line": given[one.index][0] + 1, "text": one.text} for one in ranking], arguments)
+    _print([(one.score, given[one.index]) for one in ranking], arguments)
     return 0
 
 
-def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+def _named(given: Sequence[Passage]) -> AbstractContextManager[None]:
+    """Let errors about a text that is passed to the library name its place."""
+    return naming(lambda at, noun: given[at].place() if at < len(given) else None)
+
+
+def _print(hits: Sequence[tuple[float, Passage]], arguments: argparse.Namespace) -> None:
     if arguments.json:
-        print_json(rows)
+        print_json([{"score": score, "file": one.file, "line": one.line, "text": one.text} for score, one in hits])
         return
-    for row in rows:
-        say(f"{row['score']:.4f}  {for_output(row['text'], sys.stdout)}")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for score, one in hits:
+        if one.file in (None, "-"):
+            say(f"{score:.4f}  {one.text}")
+            continue
+        say(f"{score:.4f}  {one.file}:{one.line}")
+        for line in filter(str.strip, one.text.splitlines()):
+            say(textwrap.fill(line, width, initial_indent="    ", subsequent_indent="    ") if width and
+                len(line) + 4 > width else f"    {line}")

@@ -4,87 +4,134 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from typing import TYPE_CHECKING, Any
 
+from ..checks import refuse
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
-from ..records import to_standard_error
-from ..server.settings import Settings, TokenFile, is_loopback, token_of
+from ..models.catalogue import estimate
+from ..models.catalogue import load as load_catalogue
+from ..records import fields, logger, to_standard_error
+from ..server.configuring import Configuration, configure
+from ..server.option_table import OPTIONS
+from ..server.settings import Settings, TokenFile, token_of
 from .common import note, packages, say
-from .parser import SERVER_LIMITS
+
+if TYPE_CHECKING:
+    from ..server.serving import Serving
+
+log = logger("mpool.serve")
+log.setLevel("INFO")  # also without -v: the operator has asked
+#: Maximum number of models that the start block lists.
+_LISTED = 20
 
 #: Environment variables that prevent numpy's BLAS and tokenizers from starting threads. A worker does no linear algebra
 #: with numpy, and tokenizes one prompt at a time.
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def settings_of(arguments: argparse.Namespace) -> tuple[Settings, TokenFile | None]:
-    """Return the server settings for the options, and the token with its file; None: the server needs no token.
+def configured(arguments: argparse.Namespace) -> Configuration:
+    """Return the configuration of a server: these options, the variables of the environment, and the file of
+    ``--config``. Sets up the log.
 
-    A new token is in no file yet: see :meth:`mpool.server.settings.TokenFile.write`.
+    Raises:
+        InvalidArgument: A value has the wrong type, or the file has an unknown name.
+        FileError: The file cannot be read.
     """
-    file = None
-    if arguments.token_file is not None:
-        file = TokenFile.named(arguments.token_file)
-    elif not is_loopback(arguments.host):
-        file = TokenFile.default()
-    limits = {name: getattr(arguments, name) for name, _, _ in SERVER_LIMITS if hasattr(arguments, name)}
-    return Settings(host=arguments.host, port=arguments.port, token=None if file is None else file.token,
-                    allowed_hosts=tuple(arguments.allow_host), allowed_origins=tuple(arguments.allow_origin),
-                    **limits), file
+    given = {name: getattr(arguments, option.dest) for name, option in OPTIONS.items()
+             if hasattr(arguments, option.dest) and option.dest != "verbose"}
+    models = [*given.pop("models", ()), *arguments.names]
+    if models:
+        given["models"] = models
+    to_standard_error(arguments.verbose)  # for warnings about the configuration itself
+    found = configure(given, arguments.config)
+    verbose = arguments.verbose or found.get("verbose", 0)
+    if not 0 <= verbose <= 2 and not arguments.verbose:
+        with found.named():
+            refuse("verbose", verbose, "an integer from 0 to 2")
+    to_standard_error(verbose, found.get("log_format", "text"))
+    return found
 
 
-def notes_of(settings: Settings, port: int, file: TokenFile | None) -> list[str]:
-    """Return what a user must know to reach the server: its addresses, and the token.
-
-    Args:
-        settings: Settings of the server.
-        port: Port that it listens on.
-        file: The token and its file; None: there is no token. A server that other machines can reach prints a new
-            token once; later it is only in the file.
-    """
+def _announce(server: Serving, file: TokenFile | None, as_json: bool) -> None:
+    """Print what an operator wants to know of a server that accepts connections: addresses, dashboard, the place of the
+    token, the memory limit, and the models with the memory that each will need."""
     from ..server.interfaces import addresses
 
-    found = []
+    state, settings = server.state, server.state.settings
+    pool, names = state.pool, state.models.names()
+    say(f"mpool serves {', '.join(names) or 'the downloaded models of the catalogue'} on {server.url}")
+    models = [(served.name, *_needs(served)) for served in state.models.here()]
+    limit, threads = pool.health().memory.limit, pool.metrics()["compute_threads"]
+    if as_json:
+        log.info("mpool serves on %s", server.url, extra=fields(
+            event="started", url=server.url, token_file=None if file is None else file.path, memory_limit_bytes=limit,
+            threads=threads, models=[{"name": name, "capability": capability, "needs_bytes": need * 10**6}
+                                     for name, capability, need in models]))
+        return
+    rows = [("dashboard", f"http://localhost:{server.port}/" if settings.on_all_addresses else f"{server.url}/")]
     if settings.on_all_addresses:
-        listed = [f"http://{f'[{one}]' if ':' in one else one}:{port}"
-                  for one in addresses(6 if settings.host == "::" else 4)]
-        found.append("other machines reach the server at " + (", ".join(listed) or f"port {port} of this machine"))
-    if file is not None:
-        found.append(f"clients must send the token in {file.path} with each request: Authorization: Bearer TOKEN")
-        if file.is_new and not is_loopback(settings.host):
-            found.append(f"the new token is {file.token}")
-    return found
+        found = [f"http://{f'[{one}]' if ':' in one else one}:{server.port}"
+                 for one in addresses(6 if settings.host == "::" else 4)]
+        rows.append(("network", "other machines reach the server at "
+                                + (", ".join(found) or f"port {server.port} of this machine")))
+    rows.append(("token", "none: every program of this machine can use the server" if file is None else
+                 f"in {file.path}; clients send it as Authorization: Bearer TOKEN"))
+    if file is not None and file.is_new and sys.stderr.isatty():  # a log must not have it
+        rows.append(("", f"the new token is {file.token}"))
+    rows += [("memory", f"{limit / 2**30:,.1f} GiB for models, caches and queues (--memory)"),
+             ("threads", f"{threads} (--threads)")]
+    if models:
+        wide = max(len(name) for name, _, _ in models[:_LISTED])
+        rows += [("" if at else "models", f"{name:{wide}}  {capability:{len('text_embedding')}}  needs {need:,} MB")
+                 for at, (name, capability, need) in enumerate(models[:_LISTED])]
+    else:
+        rows.append(("models", "none yet: mpool pull MODEL downloads one"))
+    if len(models) > _LISTED:
+        rows.append(("", f"and {len(models) - _LISTED} more: mpool list"))
+    for name, text in rows:
+        note(f"  {name:9}  {text}")
+
+
+def _needs(served: Any) -> tuple[str, int]:
+    """Return the capability of a model, and the estimate of its memory in MB. Reads no files of the catalogue's."""
+    row = load_catalogue().get(served.model.key)
+    if row is not None:
+        return row.capability, row.est_memory_allocation_mb
+    described = served.model.description
+    return described.capability, estimate(described)
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
-    from ..config import PoolConfig, same_queue_capacities
     from ..pool import Pool
 
     with packages("the server", "server"):
         from ..server.serving import Serving
-    to_standard_error()  # without --verbose: warnings
-    models = [*arguments.model, *arguments.names]
-    settings, file = settings_of(arguments)
+    given = configured(arguments)
+    models, draft = given.get("models", []), given.get("draft")
+    config = given.pool_config(shutdown_grace=Settings.grace)
+    settings, file = given.settings()
+    if draft is not None and len(models) != 1:
+        raise InvalidArgument(param="draft", got=f"{len(models)} models", allowed="used with exactly one --model")
     failures: list[MpoolError] = []
-    pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
-                           shutdown_grace=settings.grace, keep_alive=arguments.keep_alive, kv_dtype=arguments.kv_dtype,
-                           **same_queue_capacities(arguments.queue_capacity)))
-    with pool:
-        if arguments.draft is not None and len(models) != 1:
-            raise InvalidArgument(param="draft", got=f"{len(models)} models", allowed="used with exactly one --model")
-        if arguments.draft is not None:  # its faults are errors before the model is read
+    with Pool(config) as pool:
+        if draft is not None:  # its faults are errors before the model is read
             try:
-                pool.get(arguments.draft, "text_to_text")
+                pool.get(draft, "text_to_text")
             except MpoolError as error:
                 error.rename({"model": "draft"})
                 raise
-        server = Serving(settings, pool, models, not arguments.only, arguments.compute,
-                         adapters=arguments.adapter)
-        if arguments.load or arguments.draft is not None:
+        server = Serving(settings, pool, models, not given.get("only", False), given.get("compute", "auto"),
+                         adapters=given.get("adapters", []))
+        with given.named():
+            pinned = server.state.models.at_start(given.get("pin", []), "pin")
+        if given.get("load", False) or draft is not None:
             for served in server.state.models.all():
-                pool.load(served.model, draft=arguments.draft)
-        names = server.state.models.names()
+                pool.load(served.model, draft=draft)
+        for served in pinned:
+            pool.load(served.model, pin=True)
 
         def ready() -> None:
             try:
@@ -94,9 +141,7 @@ def serve(arguments: argparse.Namespace) -> int:
                 failures.append(error)
                 server.stop()
                 return
-            say(f"mpool serves {', '.join(names) or 'the downloaded models of the catalogue'} on {server.url}")
-            for line in notes_of(settings, server.port, file):
-                note(f"mpool: {line}")
+            _announce(server, file, given.get("log_format") == "json")
 
         server.run(ready)
     if failures:
@@ -117,7 +162,7 @@ def worker(arguments: argparse.Namespace) -> int:
     with packages("the server", "server"):
         from ..server.errors import refusal_of, worker_code
         from ..server.worker import Worker, worker_config, worker_settings
-    to_standard_error()
+    to_standard_error(arguments.verbose, arguments.log_format)
     token = None if arguments.token_file is None else token_of(arguments.token_file)
     capture = None if arguments.capture is None else Capture(arguments.capture)
     try:

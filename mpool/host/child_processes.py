@@ -30,8 +30,11 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from ..errors import MpoolError, ShuttingDown, SpawnFailed, Timeout
+from ..records import logger
 from . import interpreter
 from .resources import HINTS, start_thread
+
+log = logger("mpool.host")
 
 #: Time within which a new child must be ready. Imports from a cold disk take seconds.
 START_SECONDS = 30.0
@@ -312,6 +315,8 @@ class Children:
                 if fate == "time":
                     return "time", b"%.3g" % limits.seconds
                 failed = "died", fate.encode()
+                log.warning("The process to %s died; requests retried: %d, failed: %d; cause: %s", self.program.what,
+                            attempt == 1, attempt == 2, fate)
                 if attempt == 2 and not child.ready:
                     raise SpawnFailed(f"the process to {self.program.what} ended while it started: {fate}") from None
             finally:

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from ..errors import MemoryExhausted, Overloaded, SpawnFailed, Timeout
 from .resources import cpus, start_thread
@@ -530,11 +530,16 @@ def end_process_if_busy(status: int) -> None:
     if running():
         _at_exit()
     if running():
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(status)
+        end_process(status)
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process at once, whatever still runs in it. Log records and output so far are written."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def running() -> int:

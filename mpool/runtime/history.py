@@ -24,6 +24,7 @@ from ..errors import (
     Unsupported,
     WrongCapability,
 )
+from .request_metrics import RequestMetrics
 
 if TYPE_CHECKING:
     from .. import _core
@@ -91,22 +92,33 @@ class History(Generic[T]):
         return reversed(self._kept.copy())
 
 
+class PoolHistory(History[RecordFields]):
+    """The last requests of a pool, and the metrics of all its requests."""
+
+    __slots__ = ("metrics",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = RequestMetrics()
+
+
 class TrackedRequest:
     """A request until its end, which the first of the methods below records.
 
     Attributes:
         model, verb: as in :class:`RequestRecord`.
+        core_key: key of the model in the core's registry; "" until the model is found.
     """
 
-    __slots__ = ("_began", "_finalizer", "_open", "_tenant", "_ticket", "model", "verb")
+    __slots__ = ("_began", "_finalizer", "_open", "_tenant", "_ticket", "core_key", "model", "verb")
 
-    def __init__(self, history: History[RecordFields], verb: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, history: PoolHistory, verb: str, given: Mapping[str, Any]) -> None:
         """Begin the request ``verb`` with these arguments, which may be invalid."""
         self._began = time.monotonic()
         self._open = [history]  # the end takes it out: pop() gives it to one thread only
         self.verb, self._ticket = verb, None  # type: str, _core.Ticket | None
         self._finalizer: weakref.finalize[..., Any] | None = None
-        self.model = _name_of(given.get("model"))
+        self.model, self.core_key = _name_of(given.get("model")), ""
         tenant = given.get("tenant")
         self._tenant: str | int | None = None
         if tenant is not None:
@@ -135,7 +147,7 @@ class TrackedRequest:
             return
         refused = self._ticket is None and isinstance(error, _REFUSALS)
         self._end("refused" if refused else "failed", 0,
-                  error.name if isinstance(error, MpoolError) else type(error).__name__)
+                  error.name if isinstance(error, MpoolError) else type(error).__name__, getattr(error, "key", None))
 
     def cancelled(self) -> None:
         """Record that the caller cancelled the request."""
@@ -165,7 +177,7 @@ class TrackedRequest:
         if finalizer is not None:
             finalizer.detach()
 
-    def _end(self, state: str, tokens: int, error: str | None) -> None:
+    def _end(self, state: str, tokens: int, error: str | None, key: str | None = None) -> None:
         try:
             history = self._open.pop()
         except IndexError:  # it ended before
@@ -178,8 +190,14 @@ class TrackedRequest:
             if self.verb in _GENERATES:
                 tokens = sum(ticket.usage()[:2])
             ended = ticket.times()[2] or now
-        history.append((time.time() - (now - ended), self.model, self.verb, state, max(0.0, ended - self._began),
-                        tokens, self._tenant, error))
+        seconds = max(0.0, ended - self._began)
+        history.append((time.time() - (now - ended), self.model, self.verb, state, seconds, tokens, self._tenant,
+                        error))
+        if state == "completed":
+            if self.core_key:
+                history.metrics.completed(self.core_key, seconds, self._began, ticket, self.verb in _GENERATES)
+        elif error is not None and state != "cancelled":
+            history.metrics.failed(self.core_key, error, key)
 
 
 #: Verbs whose tickets count tokens.
@@ -197,4 +215,4 @@ def _name_of(model: Any) -> str | None:
     return key[:NAME] if isinstance(key, str) else None
 
 
-__all__ = ["History", "KEPT", "NAME", "RecordFields", "RequestRecord", "TrackedRequest"]
+__all__ = ["History", "KEPT", "NAME", "PoolHistory", "RecordFields", "RequestRecord", "TrackedRequest"]

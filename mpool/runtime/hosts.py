@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .. import _core
     from ..config import PoolConfig
     from ..errors import MemoryExhausted
-    from .history import History, RecordFields
+    from .history import PoolHistory
 
 
 class Host(Protocol):
@@ -28,7 +28,7 @@ class Host(Protocol):
     config: PoolConfig
     _registry: _core.Registry | None
     _closed: bool
-    _history: History[RecordFields]
+    _history: PoolHistory
     _names: Any
     _callbacks: tuple[tuple[str, Any], ...]
     _full_since: dict[str, float]

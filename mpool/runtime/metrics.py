@@ -15,6 +15,7 @@ from .events import dropped
 
 if TYPE_CHECKING:
     from .hosts import Host
+    from .request_metrics import ModelRequests
 
 #: Upper bounds of the buckets of every latency histogram, in seconds (csrc/registry/histogram.h).
 BOUNDS = (*(1e-6 * 2**i for i in range(27)), math.inf)
@@ -25,6 +26,9 @@ GAUGES = {
     "memory_pressure": "memory_used in four levels: 0 low, 1 normal, 2 high, 3 critical",
     "compute_threads": "compute threads",
     "compute_threads_leased": "compute threads in use",
+}
+#: Counters of the process, in addition to the core's: name -> help.
+COUNTERS = {
     "threads_created": "threads started by the process",
     "threads_joined": "started threads that have ended",
     "events_dropped": "events dropped because callbacks were too slow",
@@ -35,15 +39,25 @@ PRESSURES = ("low", "normal", "high", "critical")
 MODEL_GAUGES = {
     "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
     "queued": "waiting requests", "running": "running requests", "model_bytes": "bytes of weights",
-    "engine_bytes": "bytes of scratch and caches", "calls": "accepted requests", "errors": "failed requests",
+    "engine_bytes": "bytes of scratch and caches",
     "arrivals": "requests per second that the forecast expects; 0: predictive_scaling is off",
     "predicted_workers": "workers that the forecast keeps; 0: predictive_scaling is off",
 }
 #: Counters of a model: name -> help. The units are those of completed requests.
 MODEL_COUNTERS = {
+    "calls": "accepted requests", "errors": "accepted requests that failed",
     "units_in": "tokens and images of inputs", "units_out": "tokens and images generated",
     "rows": "tokens of all passes: prompt, decode and draft tokens",
     "queue_full_seconds": "seconds for which a queue of the model was full, added over its two queues",
+}
+#: Counters of a model by reason: name -> help, key in a row of the core, reasons that occur.
+REASONS = {
+    "worker_deaths": ("workers that failed or were abandoned, by reason", "deaths",
+                      ("killed", "crashed", "stalled", "internal", "changed_files")),
+    "retries": ("requests retried or continued after a fault of their worker or a lack of memory, by reason", "retries",
+                ("killed", "crashed", "stalled", "internal", "changed_files", "model", "memory")),
+    "evictions": ("unloads of the model, by reason", "evictions",
+                  ("keep_alive", "memory", "call", "fault", "changed_files")),
 }
 #: Counters of a worker: name -> help. A worker's label is its position among the model's workers, 0 to 15, and not its
 #: number: the numbers of workers that come and go would add series without end. It keeps the position for its life.
@@ -62,7 +76,7 @@ def stats(pool: Host) -> dict[str, Any]:
         registry = pool.registry
     if registry is not None:
         return registry.stats()
-    return {**{name: 0 for name, _ in _core.metrics()}, **dict.fromkeys(GAUGES, 0),
+    return {**{name: 0 for name, _ in _core.metrics()}, **dict.fromkeys((*GAUGES, *COUNTERS), 0),
             "pressure": "low", "bytes_by_tag": {}}
 
 
@@ -72,7 +86,10 @@ def collect(pool: Host) -> dict[str, Any]:
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
     found["memory_pressure"] = PRESSURES.index(found["pressure"])
-    found["models"] = {row["key"]: _model(pool, row) for row in (pool._registry.entries() if pool._registry else ())}
+    rows = pool._registry.entries() if pool._registry else []
+    requests = pool._history.metrics.rows(row["key"] for row in rows)
+    found["models"] = {row["key"]: _model(pool, row, requests[row["key"]]) for row in rows}
+    found["failed"] = requests[""].failed
     found["native_calls"] = {name: {"threads": calls.threads, "running": calls.running, "waiting": calls.waiting,
                                     "stuck": calls.stuck} for name, calls in native_calls.statuses().items()}
     found["queue_depths"] = {name: one.queue_depth for name, one in pool.pools.items()}
@@ -88,7 +105,7 @@ def sample(pool: Host) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return (stats(pool), registry.entries()) if registry is not None else ({}, [])
 
 
-def _model(pool: Host, row: dict[str, Any]) -> dict[str, Any]:
+def _model(pool: Host, row: dict[str, Any], requests: ModelRequests) -> dict[str, Any]:
     latency = dict(row["latency"])
     counts = dict(latency.pop("buckets"))
     latency["histogram"] = [(bound, next((n for at, n in counts.items() if math.isclose(at, bound)), 0))
@@ -97,7 +114,10 @@ def _model(pool: Host, row: dict[str, Any]) -> dict[str, Any]:
             "healthy": int(not any(_health.complaints(pool, row))),
             "per_worker": [{"position": at, **{name: worker[name] for name in (*WORKER_COUNTERS, *WORKER_GAUGES)}}
                            for at, worker in _by_position(pool, row)],
-            **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency}
+            **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency,
+            **{name: {reason: row[key][reason] for reason in reasons} for name, (_, key, reasons) in REASONS.items()},
+            "prefix_tokens": requests.prefix_tokens, "failed": requests.failed,
+            **{name: one.as_dict() for name, one in requests.histograms.items()}}
 
 
 def _by_position(pool: Host, row: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:

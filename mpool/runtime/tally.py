@@ -38,6 +38,16 @@ class Tally:
             prompt, completion = prompt + used[0], completion + used[1]
         return prompt, completion
 
+    def first_token(self, began: float) -> float | None:
+        """Return the seconds from ``began``, a ``time.monotonic()``, to the first token of a completion; None: there
+        was none, or its request has not ended."""
+        times = []
+        for ticket in self.tickets:
+            finished, (_, tokens, _, _, _, generation) = ticket.times()[2], ticket.usage()
+            if finished and tokens:
+                times.append(finished - generation - began)
+        return max(0.0, min(times)) if times else None
+
 
 #: The tally of the context, or None.
 current: ContextVar[Tally | None] = ContextVar("mpool.tally", default=None)

@@ -32,17 +32,20 @@ from . import (
     tokens,
 )
 from .anthropic.messages import OPERATIONS as ANTHROPIC
+from .configuring import configure
 from .errors import Refusal
 from .guard import App, CrossOrigin, GuardState, HostGuard, Scope, TokenGuard, refusal_response
+from .http_metrics import Counted
 from .openai.table import OPERATIONS as OPENAI
 from .openapi import describe
 from .operations import Context, Endpoint, Operation
-from .settings import Settings, token_of
+from .request_log import log_refused
 from .state import State
 
 if TYPE_CHECKING:
     from ..config import PoolConfig
     from ..pool import Pool
+    from .settings import Settings
 
 
 @functools.lru_cache(maxsize=2)
@@ -81,6 +84,9 @@ class Routes:
                 methods["HEAD"] = methods["GET"]
         self._prefixes = [(path.removesuffix("{id}"), self._endpoints.pop(path)) for path in tuple(self._endpoints)
                           if path.endswith("{id}")]
+        self._paths = "GET /openapi.json lists the paths. The base URL of OpenAI's clients ends in /v1, that of " \
+            "Anthropic's and Ollama's does not." if "/openapi.json" in self._endpoints else \
+            "The paths are " + ", ".join(f"{operation.method} {operation.path}" for operation in operations) + "."
 
     def _find(self, path: str) -> dict[str, Endpoint] | None:
         found = self._endpoints.get(path)
@@ -89,13 +95,20 @@ class Routes:
                           if path.startswith(prefix) and len(path) > len(prefix)), None)
         return found
 
+    def route(self, path: str) -> str:
+        """Return the path of the operations that serve a path, with its variable part; "": there are none."""
+        methods = self._find(path)
+        return "" if methods is None else next(iter(methods.values())).operation.path
+
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         methods = self._find(scope["path"])
         endpoint = methods.get(scope["method"]) if methods is not None else None
         if endpoint is not None:
             await endpoint(scope, receive, send)
             return
-        response = refusal_response(Refusal("not_found" if methods is None else "method_not_allowed"), scope)
+        refusal = Refusal("not_found", self._paths) if methods is None else Refusal("method_not_allowed")
+        response = refusal_response(refusal, scope)
+        log_refused(scope, refusal, response.status_code)
         if methods is not None:
             response.headers["allow"] = ", ".join(methods)
         await response(scope, receive, send)
@@ -147,9 +160,8 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
     """Create the server as an ASGI application, to be run by an ASGI server or mounted in another application.
 
     ``uvicorn mpool.server:app --factory`` calls this function without arguments. Environment variables then configure
-    the server: ``MPOOL_SERVER_MODELS`` (references, optionally as ``NAME=REF``, separated by commas),
-    ``MPOOL_SERVER_ADAPTERS`` (``NAME=PATH`` or ``MODEL:NAME=PATH``, separated by commas), ``MPOOL_SERVER_TOKEN_FILE``,
-    and ``MPOOL_SERVER_ALLOW_HOSTS`` and ``MPOOL_SERVER_ALLOW_ORIGINS`` (separated by commas).
+    the server, as for ``mpool serve``: ``MPOOL_SERVER_MODELS`` (separated by commas), ``MPOOL_SERVER_MEMORY`` and those
+    of its other options, or ``MPOOL_SERVER_CONFIG``, the path of a file with them.
 
     The ASGI server owns the socket, so ``host``, ``port``, ``max_header``, ``max_header_count``, ``max_connections``
     and the four timeouts of ``settings`` have no effect here. Without a token, the application serves only requests
@@ -177,14 +189,20 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
     """
     if not isinstance(pool, (Pool, PoolConfig, type(None))):
         refuse("pool", pool, "a Pool, a PoolConfig or None")
+    given = configure()
     if settings is None:
-        settings = _settings_of_environment()
+        settings, file = given.settings()
+        if file is not None:
+            file.write()
     if models is None:
-        models = _list_of("MPOOL_SERVER_MODELS")
+        models = given.get("models", ())
+        catalogue = catalogue and not given.get("only", False)
     if adapters is None:
-        adapters = _list_of("MPOOL_SERVER_ADAPTERS")
+        adapters = given.get("adapters", ())
+    if compute == "auto":
+        compute = given.get("compute", "auto")
     own = not isinstance(pool, Pool)
-    used = pool if isinstance(pool, Pool) else Pool(pool or PoolConfig(shutdown_grace=settings.grace))
+    used = pool if isinstance(pool, Pool) else Pool(pool or given.pool_config(shutdown_grace=settings.grace))
     try:
         state = State(settings, used, models, catalogue, compute, adapters)
     except BaseException:
@@ -201,16 +219,6 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
     return make_app(state, shutdown=shutdown)
 
 
-def _list_of(name: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in os.environ.get(name, "").split(",") if part.strip())
-
-
-def _settings_of_environment() -> Settings:
-    path = os.environ.get("MPOOL_SERVER_TOKEN_FILE")
-    return Settings(token=token_of(path) if path else None, allowed_hosts=_list_of("MPOOL_SERVER_ALLOW_HOSTS"),
-                    allowed_origins=_list_of("MPOOL_SERVER_ALLOW_ORIGINS"))
-
-
 def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS,
              shutdown: Callable[[], Awaitable[object]] | None = None) -> Application:
     """Create the guarded application of a server.
@@ -220,7 +228,8 @@ def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS,
         operations: Routes.
         shutdown: Coroutine function for the lifespan event ``shutdown``.
     """
-    return Application(guarded(Routes(operations, state), state), shutdown, state.series.start)
+    routes = Routes(operations, state)
+    return Application(Counted(guarded(routes, state), routes.route, state.http), shutdown, state.series.start)
 
 
 def guarded(app: App, gate: GuardState) -> App:

@@ -8,7 +8,6 @@ under the request id.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
@@ -62,16 +61,15 @@ TABLE: dict[str, Row] = {
     "forbidden_origin": Row(403, "permission_error", "This origin may not call the server. Start mpool serve "
                                                      "with --allow-origin ORIGIN to allow it."),
     "model_not_found": Row(404, _REQUEST, "Model not found. GET /v1/models lists the models."),
-    "not_found": Row(404, _REQUEST, "Path not found. GET /openapi.json lists the paths. The base URL of OpenAI's "
-                                    "clients ends in /v1, that of Anthropic's and Ollama's does not."),
+    "not_found": Row(404, _REQUEST, "Path not found."),
     "method_not_allowed": Row(405, _REQUEST, "The path does not allow this method."),
     "busy": Row(409, _REQUEST, "The worker is running a job.", 1),
     "request_timeout": Row(408, _REQUEST, "The request took too long to arrive."),
     "request_too_large": Row(413, _REQUEST, "The body, or a text in it, is longer than allowed."),
     "unsupported_media_type": Row(415, _REQUEST, "The body must be uncompressed JSON with the header "
                                               "Content-Type: application/json."),
-    "misdirected": Row(421, _REQUEST, "The Host header does not name this server. Start mpool serve with "
-                                              "--allow-host NAME:PORT to accept another name."),
+    "misdirected": Row(421, _REQUEST, "The Host header does not name this server. Use its address, or start mpool "
+                                      "serve with --allow-host NAME:PORT to accept another name."),
     "headers_too_large": Row(431, _REQUEST, "The request's headers are larger than allowed."),
     "cancelled": Row(499, _REQUEST, "The request was cancelled."),
     "internal": Row(500, _SERVER, "Internal error. The server's log has the details."),
@@ -126,11 +124,13 @@ class Refusal(Exception):
         code: Key of :data:`TABLE`.
         detail: Invalid parameter and its allowed values; "": no detail.
         param: Name of the invalid parameter, or None.
+        cause: What the log says in place of the message, which has no details of the server's own failures; "": the
+            message says it all.
     """
 
-    def __init__(self, code: str, detail: str = "", param: str | None = None) -> None:
+    def __init__(self, code: str, detail: str = "", param: str | None = None, cause: str = "") -> None:
         super().__init__(code)
-        self.code, self.detail, self.param = code, detail, param
+        self.code, self.detail, self.param, self.cause = code, detail, param, cause
 
     @property
     def row(self) -> Row:
@@ -146,7 +146,8 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}) -> Refusal:
-    """Convert an exception to the error that the client receives, and log its details.
+    """Convert an exception to the error that the client receives. Logs the traceback of an internal error; the record
+    of the request has the reason of every other one.
 
     Args:
         error: Any exception.
@@ -164,11 +165,19 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
         code = "load_failed"  # the message names a file of this machine
     if isinstance(error, asyncio.CancelledError):
         code = "shutting_down"
+    cause = "" if code in _DETAILED else str(error)  # clients do not see the details of the server's own failures
     if code == "internal":
+        cause = f"{type(error).__name__}; the record of this id has the traceback"
         log.error("%s failed", request, exc_info=error)
-    else:  # clients do not see the details of the server's own failures
-        log.log(logging.WARNING if code in ("load_failed", "download_failed", "model_failed") else logging.INFO,
-                "%s: %s: %s", request, code, error)
+    found = _refusal(code, error, raised, detail, library, names)
+    found.cause = cause
+    return found
+
+
+def _refusal(code: str, error: BaseException, raised: BaseException, detail: str, library: str,
+             names: Mapping[str, str]) -> Refusal:
+    """Return the refusal with a code, with what the client may know of the error. ``raised``: the exception before it
+    became ``error``."""
     if isinstance(error, pool_errors.DownloadError) and error._reason:
         return Refusal(code, pool_errors.sentence(error._reason))
     if isinstance(error, pool_errors.WrongCapability):  # the message names capabilities; the hint is for Python

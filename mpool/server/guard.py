@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from .errors import ErrorFormat, Refusal, error_format
 from .interfaces import is_address
+from .request_log import log_refused
 from .settings import same_token
 
 if TYPE_CHECKING:
@@ -213,7 +214,12 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         refusal = self._refusal(scope)
-        await (self.app if refusal is None else refusal_response(refusal, scope))(scope, receive, send)
+        if refusal is None:
+            await self.app(scope, receive, send)
+            return
+        response = refusal_response(refusal, scope)
+        log_refused(scope, refusal, response.status_code)
+        await response(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         raise NotImplementedError

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..checks import shown
+from ..checks import nearest, shown
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..model import MissingModel, Model
@@ -162,6 +162,31 @@ class Models:
     def all(self) -> list[ServedModel]:
         """Return the models that were given at the start, and the models of the catalogue that were used since."""
         return list(self._served.values())
+
+    def here(self) -> list[ServedModel]:
+        """Return :meth:`all`, and the models of the catalogue whose files are on this machine. Reads no files."""
+        keys = [key for key in load_catalogue().rows if key not in self._served and is_cached(key)] \
+            if self.catalogue else []
+        return [*self.all(), *(self._served_model(key, self.pool.get(key)) for key in keys)]
+
+    def at_start(self, names: Iterable[str], param: str) -> list[ServedModel]:
+        """Return the models with these names, for an option that loads them before the first request.
+
+        Args:
+            names: Names of :meth:`here`.
+            param: The option, for the error.
+
+        Raises:
+            InvalidArgument: The server does not serve a model of this name, or its files are not on this machine.
+        """
+        wanted = list(names)
+        known = {served.name: served for served in self.here()} if wanted else {}
+        for name in wanted:
+            if name not in known:
+                close = nearest(name, known, 1)
+                raise InvalidArgument(param=param, got=shown(name), allowed="the name of a model that is served",
+                                      hint=f"Did you mean {close[0]}?" if close else "Name the model with --model, too")
+        return [known[name] for name in wanted]
 
     def with_output(self, output: str) -> list[ServedModel]:
         """Return the models given at the start that compute an output for texts. Reads the metadata in their files.

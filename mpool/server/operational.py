@@ -38,7 +38,9 @@ async def health(context: Context, body: None) -> Response:
 
 async def metrics(context: Context, body: None) -> Response:
     """Return the metrics in Prometheus' text format."""
-    return Response(context.state.pool.metrics("prometheus"), media_type="text/plain; version=0.0.4; charset=utf-8")
+    state = context.state
+    text = state.pool.metrics("prometheus") + "".join(f"{line}\n" for line in state.http.lines())
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 OPERATIONS = (

@@ -8,7 +8,6 @@ exception of a handler into an error response.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from ..images import base64_text
 from ..images.loading import check_url
 from ..model import MissingModel
 from ..runtime import tally
-from . import bodies
+from . import bodies, request_log
 from .disconnects import DisconnectListener, DisconnectReports
 from .errors import Refusal, refusal_of
 from .guard import header, may_be_browser, refusal_response
@@ -107,13 +106,14 @@ class Context:
         memory: Memory of the body.
         counts: Number of values of the body, and of the JSON texts in its strings that were parsed.
         long: True if converting the body takes milliseconds: see :meth:`converted`.
+        refused: Error that the client received; None: none.
         missing: Error of a model of the request that the server does not serve; None: it serves them all.
         ignored: Names of fields of the body that are ignored because the operation does not have them: the log names
             each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
 
     __slots__ = ("operation", "state", "id", "scope", "started", "memory", "counts", "long", "ignored", "images",
-                 "missing", "names")
+                 "missing", "names", "refused")
 
     def __init__(self, operation: Operation, state: State, scope: Scope) -> None:
         self.operation, self.state, self.scope = operation, state, scope
@@ -121,6 +121,7 @@ class Context:
         self.ignored: list[str] | None = None if state.settings.strict else []
         self.images: set[str] = set()
         self.missing: Refusal | None = None
+        self.refused: Refusal | None = None
         self.memory = state.bodies.share()
         self.counts, self.long = bodies.Counts(self.memory), False
         self.names = dict(operation.names)
@@ -153,7 +154,7 @@ class Context:
         return await native_calls.BODIES.arun(function) if self.long else function()
 
     def refusal(self, error: BaseException) -> Refusal:
-        """Convert an exception to the error that the client receives, and log its details.
+        """Convert an exception to the error that the client receives, which the record of the request names.
 
         The error names the field and the model as the client does. The exception loses its traceback: a stream keeps
         its exception, and the frames of the traceback keep the stream and the body until a collection.
@@ -169,6 +170,7 @@ class Context:
         raised: BaseException | None = error
         while raised is not None:
             raised.__traceback__, raised = None, raised.__cause__ or raised.__context__
+        self.refused = refusal
         return refusal
 
     async def model(self, name: str) -> ServedModel:
@@ -453,14 +455,15 @@ class Endpoint:
                 connection.on_disconnect = None
             if listener is not None:
                 listener.stop()
+            refused = context.refused or scope.get("mpool.refusal")  # that of the connection: the body did not arrive
+            outcome = "disconnected" if disconnected else "" if sent or refused is not None else "failed"
             if running is not None:
                 self.state.running.pop(context.id, None)
                 client = scope.get("client")
-                outcome = "disconnected" if disconnected else running.error or ("completed" if sent else "failed")
-                self.state.history.add(running, used, client[0] if client else None, status, outcome)
-            if log.isEnabledFor(logging.INFO):
-                log.info("%s %s %s %s in %.1f ms", context.id, scope["method"], scope["path"],
-                         "client disconnected" if disconnected else status, (time.monotonic() - context.started) * 1e3)
+                self.state.history.add(running, used, client[0] if client else None, status,
+                                       outcome or running.error or "completed")
+            request_log.write(scope, status, id=context.id, refusal=refused, outcome=outcome,
+                              model=None if running is None else running.model, used=used, began=context.started)
 
     async def _body(self, context: Context, receive: Any) -> Any:
         kind, scope = self.operation.body, context.scope

@@ -28,7 +28,7 @@ import http
 import logging
 import re
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 from urllib.parse import unquote
 
@@ -39,6 +39,7 @@ from ..records import logger
 from .disconnects import DisconnectReports
 from .errors import Refusal, openai_error
 from .guard import cross_origin_headers
+from .request_log import log_refused
 from .settings import Settings
 from .streaming import EVENTS, LINES
 
@@ -205,9 +206,15 @@ class _TimeoutTimer:
             self.start(loop, connections)
 
 
-def hardened(settings: Settings) -> type[Connection]:
-    """Create the protocol class for one uvicorn server, for the option ``http`` of ``uvicorn.Config``."""
-    return type("Connection", (Connection,), {"settings": settings, "timeout_timer": _TimeoutTimer(settings)})
+def hardened(settings: Settings, refused: Callable[[int], object] = lambda status: None) -> type[Connection]:
+    """Create the protocol class for one uvicorn server, for the option ``http`` of ``uvicorn.Config``.
+
+    Args:
+        settings: Settings of the server.
+        refused: Function that counts a request which the application does not see, by its status.
+    """
+    return type("Connection", (Connection,), {"settings": settings, "refused": staticmethod(refused),
+                                              "timeout_timer": _TimeoutTimer(settings)})
 
 
 class Connection(HttpToolsProtocol, DisconnectReports):
@@ -222,6 +229,7 @@ class Connection(HttpToolsProtocol, DisconnectReports):
     """
 
     settings: Settings  # set by hardened()
+    refused: Callable[[int], object]  # set by hardened()
     timeout_timer: _TimeoutTimer  # set by hardened()
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -520,8 +528,14 @@ class Connection(HttpToolsProtocol, DisconnectReports):
                              b"connection: close\r\n\r\n%b" % (
                                  len(body), retry, b"".join(b"%b: %b\r\n" % line for line in readable), body))
         if self.cycle is not None and not self.cycle.response_complete:
+            scope: Any = self.cycle.scope
+            scope["mpool.refusal"] = refusal  # for the record of the request
             self.cycle.disconnected = True  # the application waits for the body, which will not arrive
             self.cycle.message_event.set()
+        else:
+            path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1") if self._phase == _HEAD else ""
+            log_refused({"method": "-", "path": path or "-", "client": self.client}, refusal, row.status)
+            self.refused(row.status)
         self.transport.close()
 
     def check_deadlines(self, now: float) -> None:

@@ -8,6 +8,7 @@ import errno
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from .. import records
 from ..errors import FileError, MpoolError, ShuttingDown
 from ..host import native_calls
 from ..host.resources import start_thread
+from ..runtime.history import NAME
 from .application import OPERATIONS, make_app
 from .protocol import hardened
 from .state import State
@@ -27,11 +29,15 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 log = records.logger("mpool.server")
+#: Records that an operator needs also without ``-v``: why a server that was told to stop still runs.
+notices = records.logger("mpool.serve")
 
 #: Size in bytes of the system's send buffer per connection. The system's default is megabytes.
 _SEND_BUFFER = 128 << 10
 #: File descriptors that the process needs in addition to its connections; default of ``Serving.drain`` in seconds.
 _OTHER_FILES, _DRAIN = 256, 2.0
+#: Maximum number of requests that the record of a stop names; exit code of a process that a second signal ends.
+_NAMED, _INTERRUPTED = 5, 130
 #: Length of the system's queue of new connections, and maximum number of connections accepted in one iteration of the
 #: event loop. Without free file descriptors, all accepts of an iteration fail, and asyncio retries after a second.
 _BACKLOG, _ACCEPTED = 2048, 32
@@ -119,9 +125,10 @@ class Serving:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._quiet_until = 0.0
         config = uvicorn.Config(
-            make_app(self.state, operations), http=hardened(settings), ws="none", lifespan="off", log_config=None,
-            access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=_ACCEPTED,
-            interface="asgi3", timeout_graceful_shutdown=int(pool.config.shutdown_grace + drain + 0.999))
+            make_app(self.state, operations), http=hardened(settings, self.state.http.refused), ws="none",
+            lifespan="off", log_config=None, access_log=False, loop="asyncio", proxy_headers=False,
+            server_header=False, backlog=_ACCEPTED, interface="asgi3",
+            timeout_graceful_shutdown=int(pool.config.shutdown_grace + drain + 0.999))
         for name in ("asyncio", "uvicorn.error"):  # their records about exceptions have texts of clients
             records.logger(name)
         self._uvicorn = _Uvicorn(config, self.state)
@@ -129,7 +136,7 @@ class Serving:
     def run(self, ready: Callable[[], object] | None = None) -> None:
         """Serve until :meth:`stop` is called or, on the main thread, until SIGTERM or SIGINT.
 
-        A second signal aborts the requests in flight.
+        The first signal logs what the server waits for. A second one ends the process at once, with exit code 130.
 
         Args:
             ready: Callback, called when the server accepts connections.
@@ -143,7 +150,7 @@ class Serving:
         self.state.series.start()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._on_signal)
+                loop.add_signal_handler(number, self._on_signal, number)
         if ready is not None:
             loop.call_soon(self._wait_until_ready, ready)
         await self._uvicorn.serve(sockets=[self._socket])
@@ -164,10 +171,31 @@ class Serving:
         else:
             self._loop.call_later(0.005, self._wait_until_ready, ready)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._uvicorn.should_exit:
-            self._uvicorn.force_exit = True
+            notices.info("Ending now, without waiting for requests", extra=records.fields(event="aborted"))
+            native_calls.end_process(_INTERRUPTED)
+        waits = self._awaited()
+        notices.info("Stopping%s%s", f": waiting up to {self.state.pool.config.shutdown_grace:g} s for {waits}" if waits
+                     else ": no request is in progress",
+                     "; press Ctrl-C again to end at once" if waits and number == signal.SIGINT else "",
+                     extra=records.fields(event="stopping", requests=len(self.state.running)))
         self._uvicorn.should_exit = True
+
+    def _awaited(self) -> str:
+        """Return what a stop waits for: requests, with the models that compute them or are being loaded for them."""
+        now, running = time.monotonic(), list(self.state.running.values())
+        found = [f"{one.path} of {one.model[:NAME] or 'no model'} (since {now - one.started:.1f} s)"
+                 for one in running[:_NAMED]]
+        if len(running) > _NAMED:
+            found.append(f"{len(running) - _NAMED} more")
+        parts = [f"{len(running)} request{'s' if len(running) > 1 else ''}: {', '.join(found)}"] if running else []
+        rows = [row for row in self.state.pool.ps() if row.running or row.queued or row.state == "loading"]
+        if rows:
+            parts.append("models: " + ", ".join(
+                f"{row.model} (loading)" if row.state == "loading" else
+                f"{row.model} ({row.running} running, {row.queued} queued)" for row in rows))
+        return "; ".join(parts)
 
     def stop(self) -> None:
         """End :meth:`run`. Thread-safe and idempotent."""

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..checks import refuse, shown
 from ..errors import FileError, InvalidArgument
@@ -90,7 +90,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 11435
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)  # no traceback and no log may have it
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_body: int = 32 << 20
@@ -328,7 +328,7 @@ class TokenFile:
     """
 
     path: str
-    token: str
+    token: str = field(repr=False)
     is_new: bool = True
     replaces: bool = False
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..stores import STORES
 from .body_memory import BodyMemory
 from .errors import Refusal
+from .http_metrics import HttpMetrics
 from .models import Models
 from .request_history import RequestHistory, RunningRequest
 from .response_memory import ResponseMemory
@@ -39,6 +40,7 @@ class State:
         streams: Number of responses that are being streamed.
         running: Request id -> request in flight, for requests with a field ``model``.
         history: The last of these requests that ended.
+        http: Counts of all requests by route and status.
         series: Rates, latency, queues and memory of the last 12 hours.
         bodies: Memory of the bodies of all requests.
         responses: Conversations that ``/v1/responses`` can continue.
@@ -53,7 +55,7 @@ class State:
         self.hosts: frozenset[str] | None = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, RunningRequest] = {}
-        self.history = RequestHistory()
+        self.history, self.http = RequestHistory(), HttpMetrics()
         self.series = Series(pool)
         self.responses = ResponseMemory()
         self.bodies = BodyMemory(settings.body_memory)

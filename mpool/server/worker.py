@@ -347,6 +347,7 @@ class Worker:
             return request
 
         running = TrackedRequest(self.pool._history, "generate", {"model": self.model})
+        running.core_key = request.core_key
         job.stream = AsyncStream(made, _options.begin(self.pool.config, dict(self._options)), running)
         await job.stream
 

@@ -22,7 +22,7 @@ from .steps import END, Cutter, IterRequest, Out, Rebatch, Start, Steps, Take, r
 from .steps import Pack as PackStep
 from .text_embedding import Pack, Plan
 from .token_labels import LabelledSpan, size_of
-from .vectors import Bar, Kind, naming_idle, service_class_of, submit, tenant_of
+from .vectors import Bar, Kind, naming_idle, note_wait, service_class_of, submit, tenant_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -482,6 +482,7 @@ class Fetch:
         with naming_idle(self.plan):
             if self.ticket is not None:
                 self.ticket.wait()
+                note_wait(self.plan, self.ticket)
             return self.plan.part(self.pack, self.ticket)
 
     async def later(self) -> Part:
@@ -490,6 +491,7 @@ class Fetch:
         if self.ticket is None:
             return self.plan.part(self.pack, None)
         await watcher().done(self.ticket)  # the copies of large outputs take long: off the event loop
+        note_wait(self.plan, self.ticket)
         with naming_idle(self.plan):
             return await native_calls.REQUESTS.arun(self.plan.part, self.pack, self.ticket)
 

@@ -154,7 +154,8 @@ def _run(verb: Verb, pool: Host, given: dict[str, Any], running: TrackedRequest)
 
 def _named(request: Any, running: TrackedRequest) -> Any:
     """Record the model that a request was prepared for. Returns the request."""
-    running.model = (request.plan if hasattr(request, "plan") else request).entry.key
+    model = request.plan if hasattr(request, "plan") else request
+    running.model, running.core_key = model.entry.key, model.core_key
     return request
 
 

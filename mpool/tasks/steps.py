@@ -150,6 +150,7 @@ class Land:
     def now(self) -> Any:
         if self.ticket is not None:
             self.ticket.wait()
+            vectors.note_wait(self.plan, self.ticket)
         return vectors.rows_of(self.kind, self.plan, self.pack, self.ticket, self.call)
 
     async def later(self) -> Any:
@@ -158,6 +159,7 @@ class Land:
         from ..runtime.watching import watcher
 
         await watcher().done(self.ticket)
+        vectors.note_wait(self.plan, self.ticket)
         if self.plan.null:  # after a numeric error, `rows_of` computes halves of the pack: seconds, off the event loop
             return await native_calls.REQUESTS.arun(vectors.rows_of, self.kind, self.plan, self.pack, self.ticket,
                                                     self.call)

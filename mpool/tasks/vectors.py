@@ -264,6 +264,13 @@ def vectors_of(plan: VectorPlan, ticket: _core.Ticket) -> NDArray[np.float32]:
         return ticket.vectors()
 
 
+def note_wait(plan: VectorPlan, ticket: _core.Ticket) -> None:
+    """Add the time that a finished ticket waited in the queue of its model to the metrics."""
+    submitted, started, _ = ticket.times()
+    if started:
+        plan.entry.pool._history.metrics.waited(plan.core_key, max(0.0, started - submitted))
+
+
 @contextlib.contextmanager
 def naming_idle(plan: VectorPlan) -> Iterator[None]:
     """Add to the hint of a MemoryExhausted which models could be unloaded."""

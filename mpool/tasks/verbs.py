@@ -143,6 +143,9 @@ class Verb:
 
     def slots(self, form: str) -> tuple[Parameter, ...]:
         """Return the parameters that may be passed by position; ``form`` as in :meth:`signature`."""
+        if form == "aio":
+            return tuple(one._replace(type=f"{one.type} | " + one.type.replace("Iterable", "AsyncIterable"))
+                         if one.type.startswith("Iterable") else one for one in self.positional)
         if form != "model":
             return self.positional
         return self.method or tuple(one for one in self.positional if one.name != "model")
@@ -275,8 +278,10 @@ Source:
 
 EMBED_ITER = Verb(
     'embed_iter', 'text_embedding', (
-        Parameter('texts', 'Iterable[str]',
-              'texts from any iterable, such as a generator, an open text file or a column of a table.'),
+        Parameter('texts', 'Iterable[str] | Iterable[Sequence[int]]',
+              'texts, or lists, tuples or arrays of token ids as for :func:`embed`, from any iterable, such as a '
+              'generator, an open text file or a column of a table. The first item decides: all are texts, or all are '
+              'token ids. In :mod:`mpool.aio` also an asynchronous iterable.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedIterOptions, 'EmbedIterator',
@@ -299,7 +304,7 @@ Example:
     >>> [batch.values.shape[1] for batch in mpool.embed_iter(["One.", "Two."], output="tokens", batch_size=1)]
     [384, 384]
 """,
-    method=(Parameter('texts', 'Iterable[str]', ''), _TASK),)
+    method=(Parameter('texts', 'Iterable[str] | Iterable[Sequence[int]]', ''), _TASK),)
 
 EMBED_IMAGE = Verb(
     'embed_image', 'image_embedding', (

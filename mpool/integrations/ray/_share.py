@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 
@@ -25,7 +27,7 @@ def connect(address: str | None) -> None:
 
 def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,
            weights: str = "auto", keep_alive: str = "5m", kv_dtype: str = "auto",
-           queue_capacity: int | None = None) -> PoolConfig:
+           queue_capacity: int | None = None, pool: Mapping[str, Any] = {}) -> PoolConfig:
     """Return the configuration of a pool in a Ray actor.
 
     Args:
@@ -37,10 +39,11 @@ def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,
         grace: seconds that running requests have to complete when the pool is closed.
         weights, keep_alive, kv_dtype: see :class:`mpool.PoolConfig`.
         queue_capacity: maximum queued requests per model, for every capability; None: the defaults.
+        pool: further fields of :class:`mpool.PoolConfig`.
     """
     limit = memory_mb << 20 if memory_mb else _limit() * cpus // max(_cpus_here(), cpus)
     return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace, weights=weights,
-                      keep_alive=keep_alive, kv_dtype=kv_dtype, **same_queue_capacities(queue_capacity))
+                      keep_alive=keep_alive, kv_dtype=kv_dtype, **{**same_queue_capacities(queue_capacity), **pool})
 
 
 def _limit() -> int:

@@ -32,18 +32,19 @@ class Pools:
         models, catalogue, compute, adapters: see :class:`mpool.server.models.Models`.
         settings: limits of requests.
         load: load the models before the first request.
-        cpus, memory_mb, offline, weights, keep_alive, kv_dtype, queue_capacity: see
+        cpus, memory_mb, offline, weights, keep_alive, kv_dtype, queue_capacity, pool: see
             :func:`mpool.integrations.ray._share.config`.
     """
 
     def __init__(self, models: Sequence[str], catalogue: bool, compute: str, settings: Settings, load: bool, cpus: int,
                  memory_mb: int, offline: bool | None, weights: str = "auto", adapters: Sequence[str] = (),
-                 keep_alive: str = "5m", kv_dtype: str = "auto", queue_capacity: int | None = None) -> None:
+                 keep_alive: str = "5m", kv_dtype: str = "auto", queue_capacity: int | None = None,
+                 pool: Mapping[str, Any] = {}) -> None:
         from . import _share
 
         to_standard_error()  # Ray keeps it in the log of the replica, and shows it where the application was started
         self.pool = Pool(_share.config(cpus, memory_mb, offline, settings.grace, weights, keep_alive, kv_dtype,
-                                       queue_capacity))
+                                       queue_capacity, pool))
         self.state = State(settings, self.pool, models, catalogue, compute, adapters)
         self._app = Routes(operations(), self.state)
         self._gauges: dict[str, Any] = {}

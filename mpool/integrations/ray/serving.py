@@ -24,6 +24,7 @@ from ...errors import InvalidArgument, SpawnFailed
 from ...names import COMPUTE, KV_DTYPES, WEIGHTS
 from ...pool import Pool
 from ...server.models import Models, read_refs, split_adapter
+from ...server.option_table import OPTIONS, convert_text
 from ...server.serving import listen
 from ...server.settings import Settings, token_of
 from . import routing
@@ -62,6 +63,7 @@ class Plan:
             the files.
         adapters: adapters of the models, like ``mpool serve --adapter``; their paths must exist on every node.
         keep_alive, kv_dtype, queue_capacity: like the options of ``mpool serve``, for each replica.
+        pool: further fields of :class:`mpool.PoolConfig`, for each replica.
 
     Raises:
         InvalidArgument: a value is not allowed.
@@ -84,6 +86,7 @@ class Plan:
     keep_alive: str = "5m"
     kv_dtype: str = "auto"
     queue_capacity: int | None = None
+    pool: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         models = tuple(read_refs(self.models))
@@ -131,7 +134,7 @@ def make(plan: Plan, nodes: int) -> serve.Application:
     # only the front has the token: replicas trust the front
     replica = pools.bind(plan.models, not plan.only, plan.compute, replace(settings, token=None, host="127.0.0.1"),
                          plan.load, plan.cpus, plan.memory_mb, plan.offline, plan.weights, plan.adapters,
-                         plan.keep_alive, plan.kv_dtype, plan.queue_capacity)
+                         plan.keep_alive, plan.kv_dtype, plan.queue_capacity, plan.pool)
     fronts = plan.fronts or max(2, nodes)
     front = serve.deployment(serve.ingress()(Front)).options(
         name="Front", num_replicas=fronts, max_replicas_per_node=math.ceil(fronts / nodes),
@@ -145,9 +148,10 @@ def application(arguments: Mapping[str, str]) -> serve.Application:
     models=KEY,NAME=REF replicas=2 port=8000``.
 
     Args:
-        arguments: fields of :class:`Plan` and of :class:`mpool.server.settings.Settings`; list items (``models``,
-            ``adapters``) are separated by commas. ``host`` and ``port`` are the address of Ray Serve's proxy (default:
-            127.0.0.1 and 8000). ``token_file`` is the option of ``mpool serve``.
+        arguments: fields of :class:`Plan` and of :class:`mpool.server.settings.Settings`, and options of
+            ``mpool serve`` for the pool, such as ``stall_timeout``; list items (``models``, ``adapters``) are separated
+            by commas. ``host`` and ``port`` are the address of Ray Serve's proxy (default: 127.0.0.1 and 8000).
+            ``token_file`` is the option of ``mpool serve``.
 
     Raises:
         InvalidArgument: an argument is unknown, or its value is not allowed.
@@ -155,9 +159,12 @@ def application(arguments: Mapping[str, str]) -> serve.Application:
     given = {"port": "8000", **arguments}
     token_file = given.pop("token_file", None)
     settings = _read(Settings, {name: given.pop(name) for name in list(given) if name in _names(Settings)})
+    pool = {OPTIONS[name].pool: convert_text(OPTIONS[name], given.pop(name), name) for name in list(given)
+            if name in OPTIONS and OPTIONS[name].pool and name not in _names(Plan)}
+    PoolConfig(**pool)
     if token_file is not None:
         settings["token"] = token_of(token_file)
-    return make(Plan(**_read(Plan, given), settings=Settings(**settings)), _nodes())
+    return make(Plan(**_read(Plan, given), settings=Settings(**settings), pool=pool), _nodes())
 
 
 def _nodes() -> int:
@@ -166,7 +173,7 @@ def _nodes() -> int:
 
 
 def _names(kind: type) -> set[str]:
-    return {field.name for field in fields(kind)} - {"settings", "token"}
+    return {field.name for field in fields(kind)} - {"settings", "token", "pool"}
 
 
 def _read(kind: type, given: Mapping[str, str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 import mpool
 from mpool.runtime import watching as _watching
 from mpool import aio, models
-from mpool.runtime.history import History, TrackedRequest
+from mpool.runtime.history import PoolHistory, TrackedRequest
 
 from waiting import until
 
@@ -425,7 +425,7 @@ def test_a_stream_closed_before_it_starts_never_starts() -> None:
         calls += 1
 
     async def work() -> None:
-        stream = aio.AsyncStream(make, None, TrackedRequest(History(), "generate", {}))
+        stream = aio.AsyncStream(make, None, TrackedRequest(PoolHistory(), "generate", {}))
         await stream.aclose()
         for _ in range(2):
             result = await stream.result()
@@ -445,14 +445,14 @@ def test_a_start_continues_if_one_of_its_waiters_is_cancelled(llama: Path) -> No
         first.cancel()
         assert len((await second).token_ids) == 20 and first.cancelled()
         alone = aio.AsyncStream(lambda: asyncio.sleep(60), None,  # type: ignore[arg-type, return-value]
-                                TrackedRequest(History(), "generate", {}))
+                                TrackedRequest(PoolHistory(), "generate", {}))
         task = asyncio.create_task(alone.result())
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert (await alone.result()).finish_reason == "cancelled"
         left = aio.AsyncStream(lambda: asyncio.sleep(60), None,  # type: ignore[arg-type, return-value]
-                                TrackedRequest(History(), "generate", {}))
+                                TrackedRequest(PoolHistory(), "generate", {}))
         waiters = [asyncio.create_task(left.result()) for _ in range(2)]
         for waiter in waiters:  # the last waiter that leaves cancels the request
             assert not left._cancelled

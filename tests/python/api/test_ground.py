@@ -22,7 +22,7 @@ import mpool
 from mpool import chaos, checks, config, errors
 from mpool.host import interpreter, resources
 from mpool.durations import seconds_of
-from mpool.runtime.history import History, TrackedRequest
+from mpool.runtime.history import PoolHistory, TrackedRequest
 from mpool.tasks import streams
 
 
@@ -314,7 +314,7 @@ def ticket_stream(reader: Reader) -> Any:
     """Return the stream of a finished ticket."""
     ticket: Any = Ticket()
     request: Any = types.SimpleNamespace(entry=types.SimpleNamespace(key="m"))
-    return streams.TicketStream(ticket, reader, request, TrackedRequest(History(), "", {}), None)
+    return streams.TicketStream(ticket, reader, request, TrackedRequest(PoolHistory(), "", {}), None)
 
 
 @pytest.mark.parametrize("error", [None, mpool.Timeout("too late")], ids=["complete", "failed"])

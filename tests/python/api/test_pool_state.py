@@ -148,8 +148,8 @@ def test_names_and_defaults_are_pinned() -> None:
         ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "pack")]
     with mpool.Pool() as pool:
         found = pool.metrics()
-        assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models",
-                              "native_calls"}
+        assert set(found) == {*NAMES, *_metrics.GAUGES, *_metrics.COUNTERS, "pressure", "bytes_by_kind", "queue_depths",
+                              "models", "failed", "native_calls"}
         assert list(found["bytes_by_kind"]) == KINDS and list(found["queue_depths"]) == CAPABILITIES
     assert list(_events.KINDS) == _core.event_names()
 

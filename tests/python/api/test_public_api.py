@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -66,6 +67,26 @@ def test_public_names_match_the_snapshot() -> None:
 def test_stubs_are_up_to_date() -> None:
     stale = [path.name for path, text in stubs.stubs().items() if path.read_text("utf-8") != text]
     assert not stale, "run python -m mpool.api.stubs"
+
+
+def test_stubs_take_a_stream_that_is_a_bool() -> None:
+    """A caller that passes its own ``stream: bool`` on gets the union of both results."""
+    for path, text in stubs.stubs().items():
+        found: dict[str, set[str]] = {}
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                found.setdefault(node.name, set()).update(
+                    ast.unparse(one.annotation) for one in node.args.kwonlyargs
+                    if one.arg == "stream" and one.annotation)
+        kinds = [kind for kind in found.values() if kind]
+        assert all("bool" in kind for kind in kinds) and (kinds or path.name == "__init__.pyi")
+
+
+@pytest.mark.parametrize("home", [mpool, mpool.Pool, mpool.Model, mpool.aio], ids=lambda home: home.__name__)
+def test_help_shows_the_type_of_each_result(home: Any) -> None:
+    functions = [getattr(home, name) for name in getattr(home, "__all__", None) or dir(home) if name[0] != "_"]
+    assert not [one.__name__ for one in functions if inspect.isroutine(one)
+                and inspect.signature(one).return_annotation in ("Any", inspect.Signature.empty)]
 
 
 def documented(value: Any) -> list[tuple[Any, str]]:

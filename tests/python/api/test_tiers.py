@@ -18,7 +18,7 @@ WAITS = "mpool.host.forks"
 #: match and no earlier reason does. Lower a number when some of them go; together they stay below 120.
 LATE_IMPORTS = {
     "an extra, or a library that takes tens of milliseconds":
-        (27, r"\S+ (PIL|llguidance|huggingface_hub|tqdm|torch|scipy|shtab|filelock|ray)\b"),
+        (28, r"\S+ (PIL|llguidance|huggingface_hub|tqdm|tomli|torch|scipy|shtab|filelock|ray)\b"),
     "a module of Python that takes milliseconds, or that some systems lack":
         (14, r"\S+ (asyncio|importlib\.metadata|urllib\.request|readline|resource|tempfile|shutil|logging)\b"),
     "asyncio, which a program without an event loop does not load":

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,6 +180,30 @@ def test_lines_of_other_outputs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"text": text, **{name: parts[name][at] for name in names}} for at, text in enumerate(("one", "two"))]
     assert library.calls[-1][2]["batch_size"] == (256 if vectors == "sparse" else 16)
+
+
+@pytest.mark.parametrize("vectors", ["dense", "sparse", "tokens", "all"])
+def test_vectors_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                               vectors: str) -> None:
+    """A terminal shows the text, size and first numbers of each output, in a few lines; --format prints all numbers."""
+    width = 384
+    dense = np.linspace(0, 1, 2 * width, dtype=np.float32).reshape(2, width)
+    sparse = SparseVectors(np.array([0, width, 2 * width]), np.tile(np.arange(width, dtype=np.int32), 2), dense.ravel(),
+                           (2, 1000), str)
+    tokens = TokenVectors(np.tile(dense, (3, 1)), np.array([0, 4, 6]))
+    found = {"dense": dense, "sparse": sparse, "tokens": tokens, "all": TextEmbeddings(dense, sparse, tokens)}[vectors]
+    library = Library(embed_iter=lambda texts, *_, **__: iter([list(texts) and found]))
+    screens = []
+    for options in ([], ["--format", "jsonl"]):
+        screen = Terminal()
+        screen.buffer = io.BytesIO()  # type: ignore[attr-defined]
+        monkeypatch.setattr(sys, "stdout", screen)
+        assert run(monkeypatch, library, "embed", "-m", "m", "--vectors", vectors, "one", "two\nlines", *options) == 0
+        screens.append((screen.getvalue(), screen.buffer.getvalue()))  # type: ignore[attr-defined]
+    (shown, nothing), (_, lines) = screens
+    assert not nothing and len(shown.splitlines()) == (8 if vectors == "all" else 4) and str(width) in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [json.loads(line)["text"] for line in lines.splitlines()] == ["one", "two\nlines"]
 
 
 @pytest.mark.parametrize("arguments, said", [
@@ -420,19 +445,19 @@ def test_settings_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         return make_parser().parse_args(["serve", *arguments])
 
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path / "cache"))
-    settings, file = serving.settings_of(parsed())
+    settings, file = serving.configured(parsed()).settings()
     assert (settings.host, settings.port, settings.token, file) == ("127.0.0.1", 11435, None, None)
     path = tmp_path / "token"
     given = parsed("--port", "5", "--allow-host", "a", "--allow-host", "b", "--allow-origin", "http://c",
                    "--max-n", "3", "--grace", "0.5", "--token-file", str(path))
     for new in (True, False):
-        settings, file = serving.settings_of(given)
+        settings, file = serving.configured(given).settings()
         assert file is not None and (file.path, file.is_new, path.exists()) == (str(path), new, not new)
         file.write()
     assert (settings.port, settings.allowed_hosts, settings.allowed_origins, settings.max_n, settings.grace,
             settings.token) == (5, ("a", "b"), ("http://c",), 3, 0.5, path.read_text().strip())
     for _ in range(2):  # the second token replaces the first one
-        settings, file = serving.settings_of(parsed("--host", "10.0.0.5"))
+        settings, file = serving.configured(parsed("--host", "10.0.0.5")).settings()
         assert file is not None and (settings.host, settings.token, file.is_new) == ("10.0.0.5", file.token, True)
         assert file.path == str(tmp_path / "cache" / "server-token")
         assert not os.path.exists(file.path) or Path(file.path).read_text() != f"{file.token}\n"
@@ -452,12 +477,12 @@ def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
                pooled: dict[str, Any], served: tuple[Any, ...], loaded: list[Any]) -> None:
     """Every option of ``mpool serve`` reaches the pool or the server."""
     library, made = Library(load=lambda model, draft: loads.append((model, draft))), list[Any]()
-    loads, ended = list[Any](), list[int]()
+    loads, ended, pinned = list[Any](), list[int](), list[str]()
 
     class Serving:
         url, port = "http://u", 7
         state = SimpleNamespace(models=SimpleNamespace(all=lambda: [SimpleNamespace(model="model")],
-                                                       names=lambda: names))
+                                                       at_start=lambda given, param: pinned.extend(given) or []))
 
         def __init__(self, settings: Any, pool: Any, models: Any, catalogue: Any, compute: Any, adapters: Any) -> None:
             made.append((models, catalogue, compute, adapters))
@@ -469,15 +494,11 @@ def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.setattr("mpool.server.serving.Serving", Serving)
     monkeypatch.setattr("mpool.pool.Pool", lambda config: configs.append(config) or library)
     monkeypatch.setattr("mpool.host.native_calls.end_process_if_busy", ended.append)
-    for names, text in ((["a", "b"], "a, b"),  # noqa: B007 - Serving reads `names`
-                        ([], "the downloaded models of the catalogue")):
-        configs = list[mpool.PoolConfig]()
-        made.clear(), loads.clear(), ended.clear()
-        assert main(["serve", *arguments]) == 0
-        assert capsys.readouterr() == (f"mpool serves {text} on http://u\n", "")
-        assert {name: getattr(configs[0], name) for name in pooled} == {
-            name: getattr(mpool.PoolConfig(**pooled), name) for name in pooled}
-        assert (made, loads, ended) == ([served], loaded, [0])
+    monkeypatch.setattr(serving, "_announce", lambda server, file, as_json: announced.append((file, as_json)))
+    configs, announced = list[mpool.PoolConfig](), list[Any]()
+    assert main(["serve", *arguments, "--pin", "a", "--log-format", "json"]) == 0
+    assert configs == [mpool.PoolConfig(**pooled)] and announced == [(None, True)] and pinned == ["a"]
+    assert (made, loads, ended) == ([served], loaded, [0])
 
 
 @pytest.mark.parametrize("models_of", [[], ["a=x", "b=y"]])

@@ -31,11 +31,28 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture()
-def lines(tmp_path: Path) -> str:
-    """A file with one text per line."""
-    path = tmp_path / "lines.txt"
-    path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    return str(path)
+def lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input with one text per line."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(LINES) + "\n"))
+
+
+#: Paragraphs that are passages of their own: each has at least 300 characters and, with the next, more than 800.
+FIRST, SECOND, THIRD = (" ".join([word] * 80) for word in ("garden", "violin", "harbour"))
+
+
+@pytest.fixture()
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a folder ``notes``: text, a subfolder, and files that are not read."""
+    monkeypatch.chdir(tmp_path)
+    notes = tmp_path / "notes"
+    (notes / "sub").mkdir(parents=True)
+    (notes / ".hidden").mkdir()
+    (notes / "a.md").write_text(f"\n{FIRST}\n\n\n{SECOND}\nand its end\n", encoding="utf-8-sig")
+    (notes / "sub" / "b.py").write_text(f"# {THIRD}\n")
+    (notes / ".hidden" / "c.txt").write_text("hidden")
+    (notes / "d.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (notes / "e.txt").write_bytes("caf\xe9".encode("latin-1"))
+    return notes
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, object]]:
@@ -46,14 +63,14 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
 
 
 @pytest.mark.parametrize("batch", [256, 2])
-def test_search_prints_the_most_similar_lines(bert: str, lines: str, batch: int, capsys: pytest.CaptureFixture[str],
+def test_search_prints_the_most_similar_lines(bert: str, lines: None, batch: int, capsys: pytest.CaptureFixture[str],
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines are ranked as the library ranks them, however they are batched; blank lines are skipped."""
     monkeypatch.setattr("mpool.cli.searching._BATCH", batch)
     query = mpool.embed("cat", bert, task="query")
     scores = mpool.similarity(query[None, :], mpool.embed([text for _, text in TEXTS], bert, task="document"))[0]
     order = np.argsort(-scores, kind="stable")[:3]
-    found = printed(capsys, "search", "cat", "-f", lines, "-m", bert, "-k", "3")
+    found = printed(capsys, "search", "cat", "-m", bert, "-k", "3")
     assert [(row["line"], row["text"]) for row in found] == [TEXTS[at] for at in order]
     assert np.allclose([row["score"] for row in found], scores[order], rtol=0, atol=1e-6)
 
@@ -64,14 +81,61 @@ def test_equal_scores_keep_the_order_of_the_lines(bert: str, capsys: pytest.Capt
     assert [row["line"] for row in found] == [1, 2]
 
 
-def test_rerank_prints_the_scores_of_the_library(reranker: str, lines: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rerank_prints_the_scores_of_the_library(reranker: str, lines: None,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
     """The order and the scores are those of ``mpool.rerank``; the line is that of the file."""
     expected = mpool.rerank("cat", [text for _, text in TEXTS], reranker)
-    found = printed(capsys, "rerank", "cat", "-f", lines, "-m", reranker)
+    found = printed(capsys, "rerank", "cat", "-m", reranker)
     assert [(row["line"], row["text"], row["score"]) for row in found] \
         == [(*TEXTS[one.index], one.score) for one in expected]
-    assert main(["rerank", "cat", "-f", lines, "-m", reranker, "-k", "1"]) == 0
+    sys.stdin.seek(0)
+    assert main(["rerank", "cat", "-m", reranker, "-k", "1"]) == 0
     assert capsys.readouterr().out == f"{expected[0].score:.4f}  {expected[0].text}\n"
+
+
+@pytest.mark.parametrize("given", [["notes"], ["notes/"], ["--file", "notes"],
+                                   ["notes/a.md", "notes/d.png", "notes/e.txt", "notes/sub"]])
+@pytest.mark.parametrize("command", ["search", "rerank"])
+def test_paths_are_read(command: str, given: list[str], bert: str, reranker: str, folder: Path,
+                        capsys: pytest.CaptureFixture[str]) -> None:
+    """The passages of files and folders are ranked, with file and line; files that are not text are named."""
+    model = bert if command == "search" else reranker
+    assert main([command, "violin", "-m", model, "--json", *given]) == 0
+    output = capsys.readouterr()
+    passages = {("notes/a.md", 2): FIRST, ("notes/a.md", 5): SECOND + "\nand its end",
+                ("notes/sub/b.py", 1): "# " + THIRD}
+    rows = json.loads(output.out)
+    assert {(row["file"], row["line"]): row["text"] for row in rows} == passages
+    assert "d.png" in output.err and "e.txt" in output.err and "hidden" not in output.err
+    if command == "search":
+        expected = mpool.similarity(mpool.embed("violin", bert, task="query")[None, :],
+                                    mpool.embed([row["text"] for row in rows], bert, task="document"))[0]
+        assert np.allclose([row["score"] for row in rows], expected, rtol=0, atol=1e-6)
+
+
+def test_paths_texts_and_standard_input_are_ranked_together(bert: str, folder: Path, lines: None,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument that is no path stays a text; ``-`` stands for the lines of standard input."""
+    found = printed(capsys, "search", "cat", "notes/sub", "no/such.file", "-", "-m", bert, "-k", "100")
+    assert {(row["file"], row["line"], row["text"]) for row in found} == {
+        ("notes/sub/b.py", 1, "# " + THIRD), (None, 2, "no/such.file"), *(("-", line, text) for line, text in TEXTS)}
+
+
+def test_sizes_are_bounded(bert: str, folder: Path, capsys: pytest.CaptureFixture[str],
+                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """A passage has at most 800 characters; large files of a folder are left out, not those that are named; a folder
+    with too many files is refused."""
+    monkeypatch.setattr("mpool.cli.passages._LARGEST", 2000)
+    text = "lighthouse " * 200
+    (folder / "long.txt").write_text(text + "\n")
+    files = {row["file"] for row in printed(capsys, "search", "x", "notes", "-m", bert, "-k", "100")}
+    assert files == {"notes/a.md", "notes/sub/b.py"}
+    found = printed(capsys, "search", "x", "notes/long.txt", "-m", bert, "-k", "100")
+    assert max(len(str(row["text"])) for row in found) <= 800
+    assert sum(len(str(row["text"]).split()) for row in found) == 200
+    monkeypatch.setattr("mpool.cli.passages._MOST_FILES", 2)
+    assert main(["search", "x", "notes", "-m", bert]) == 1
+    assert "notes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments, part", [

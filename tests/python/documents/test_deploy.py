@@ -1,6 +1,7 @@
 """The container file and the Kubernetes manifest: options that `mpool serve` has. They agree with each other. Neither
 Docker nor Kubernetes runs here."""
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from mpool.cli.parser import make_parser
+from mpool.server.option_table import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -26,8 +28,9 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def served(command: list[str]) -> Any:
+    """Return the parsed command, with the default port if it names none."""
     assert command[0] == "mpool"
-    return make_parser().parse_args(command[1:])
+    return make_parser().parse_args(command[1:], argparse.Namespace(port=int(OPTIONS["port"].default)))
 
 
 def test_container_file() -> None:

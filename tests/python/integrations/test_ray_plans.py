@@ -170,7 +170,7 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(port=8000, token=TOKEN, host="0.0.0.0", max_connections=99, grace=7.0, max_tokens=5)
     found = deployed(Plan(("small=x", "y"), True, True, "int8", True, 3, calls=2.0, cpus=2, memory_mb=300,
                           settings=settings, weights="mapped", adapters=("small:one=z",), keep_alive="9m",
-                          kv_dtype="int8", queue_capacity=8), 1, monkeypatch)
+                          kv_dtype="int8", queue_capacity=8, pool={"stall_timeout": 9.0}), 1, monkeypatch)
     pools, front = found.options["Pools"], found.options["Front"]
     assert found.targets["Pools"] is Pools
     assert (pools["num_replicas"], pools["ray_actor_options"]) == (3, {"num_cpus": 2})
@@ -182,9 +182,10 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (router.request_router_kwargs, router.request_routing_stats_period_s) == ({"calls": 2.0}, 1.0)
     replica_settings = replace(settings, token=None, host="127.0.0.1")  # the front has checked the token
     assert found.arguments["Pools"] == (("small=x", "y"), False, "int8", replica_settings, True, 2, 300, True, "mapped",
-                                        ("small:one=z",), "9m", "int8", 8)
-    config = _share.config(2, 300, True, weights="mapped", keep_alive="9m", kv_dtype="int8", queue_capacity=8)
-    assert (config.keep_alive, config.kv_dtype) == ("9m", "int8")
+                                        ("small:one=z",), "9m", "int8", 8, {"stall_timeout": 9.0})
+    config = _share.config(2, 300, True, weights="mapped", keep_alive="9m", kv_dtype="int8", queue_capacity=8,
+                           pool={"stall_timeout": 9.0})
+    assert (config.keep_alive, config.kv_dtype, config.stall_timeout) == ("9m", "int8", 9.0)
     assert config.vision_queue_capacity == config.batch_queue_capacity == 8
     assert found.arguments["Front"] == ("Pools", settings)
     assert front == {"num_replicas": 2, "max_replicas_per_node": 2, "ray_actor_options": {"num_cpus": 0},
@@ -214,12 +215,12 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     application({"models": "all-MiniLM-L6-v2,small=./x", "replicas": "2", "max_replicas": "3", "only": "true",
                  "calls": "2.5", "cpus": "2", "fronts": "4", "load": "0", "max_body": "4096", "grace": "7.5",
                  "token_file": str(token), "host": "0.0.0.0", "adapters": "small:one=y,small:two=z",
-                 "keep_alive": "-1", "kv_dtype": "int8", "queue_capacity": "8"})
+                 "keep_alive": "-1", "kv_dtype": "int8", "queue_capacity": "8", "isolation": "process"})
     application({})
     assert made == [(Plan(("all-MiniLM-L6-v2", "small=./x"), True, replicas=2, max_replicas=3, calls=2.5, cpus=2,
                           fronts=4, settings=Settings("0.0.0.0", 8000, token.read_text().strip(), max_body=4096,
                                                       grace=7.5), adapters=("small:one=y", "small:two=z"),
-                          keep_alive="-1", kv_dtype="int8", queue_capacity=8), 1),
+                          keep_alive="-1", kv_dtype="int8", queue_capacity=8, pool={"isolation": "process"}), 1),
                     (Plan(settings=SETTINGS), 1)]
     for wrong, words in (({"modles": "x"}, "`modles` is not an option of application; did you mean `models`"),
                          ({"replicas": "two"}, "`replicas` must be of type int, got 'two'"),
@@ -239,10 +240,11 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                                       "--cpus", "3", "--calls", "4", "--fronts", "6", "--memory-mb", "7", "--only",
                                       "--load", "--offline", "--max-body", "4096", "--address", "auto", "--weights",
                                       "mapped", "--adapter", "one=y", "--adapter", "small:two=z", "--keep-alive", "0",
-                                      "--kv-dtype", "int8", "--queue-capacity", "9"])
+                                      "--kv-dtype", "int8", "--queue-capacity", "9", "--isolation", "process"])
     assert found.run(found) == 0
     assert ran == [(Plan(("small=x",), True, True, "auto", True, 2, 5, 4.0, 3, 7, 6,
-                         Settings(port=11435, max_body=4096), "mapped", ("one=y", "small:two=z"), "0", "int8", 9),
+                         Settings(port=11435, max_body=4096), "mapped", ("one=y", "small:two=z"), "0", "int8", 9,
+                         {"isolation": "process"}),
                     "auto")]
     found = make_parser().parse_args(["ray", "serve"])
     assert found.run(found) == 0 and ran[1:] == [(Plan(settings=Settings(port=11435)), None)]

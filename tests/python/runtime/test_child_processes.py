@@ -139,11 +139,15 @@ def test_child_killed_while_the_request_is_sent(children: Any) -> None:
 
 @pytest.mark.parametrize(("handle", "fate"), [("kill(signal.SIGSEGV)", b"signal 11"), ("os._exit(3)", b"exit status 3"),
                                               ("os.close(0); time.sleep(60)", b"it closed its connection")])
-def test_child_that_dies_twice(children: Any, monkeypatch: pytest.MonkeyPatch, handle: str, fate: bytes) -> None:
+def test_child_that_dies_twice(children: Any, monkeypatch: pytest.MonkeyPatch, handle: str, fate: bytes,
+                               caplog: pytest.LogCaptureFixture) -> None:
+    """Each death is one warning with its cause."""
     if fate.startswith(b"it"):
         monkeypatch.setattr(child_processes, "END_SECONDS", 0.05)
     made = children(handle=f"if value == b'v': {handle}")
     assert ask(made) == ("died", fate)
+    first, second = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "retried: 1, failed: 0" in first and "retried: 0, failed: 1" in second and fate.decode() in first
     assert not pids(made) and ask(made, b"other") == ("text", b"other")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import mpool
 from mpool import aio
-from mpool.runtime.history import History, RecordFields, TrackedRequest
+from mpool.runtime.history import PoolHistory, TrackedRequest
 from poolstates import LONG, broken as broken
 from waiting import until
 
@@ -164,7 +164,7 @@ def test_requests_of_event_loops_are_recorded(own: mpool.Pool, bert: Path, llama
 
 
 def test_records_of_threads_are_not_lost() -> None:
-    history: History[RecordFields] = History()
+    history = PoolHistory()
 
     def record() -> None:
         for _ in range(200):
@@ -182,7 +182,7 @@ def test_records_of_threads_are_not_lost() -> None:
 
 def test_a_signal_handler_may_record_a_request() -> None:
     """The handler interrupts the recording thread: a lock that the thread holds would block it for ever."""
-    history: History[RecordFields] = History()
+    history = PoolHistory()
     before = signal.signal(signal.SIGALRM, lambda *_: TrackedRequest(history, "in handler", {}).completed())
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     try:

@@ -20,6 +20,7 @@ import pytest
 
 import mpool
 from mpool.runtime import isolation as _isolated
+from mpool.runtime import logs
 from pooloptions import wide as wide
 from poolstates import LONG, TEXT, row_of
 from isolated import children, pool_of, processes, signal_all
@@ -27,6 +28,8 @@ from waiting import together, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
 FATAL = [signal.SIGKILL, signal.SIGSEGV]
+#: Reasons of the deaths in the metrics. SIGKILL comes from another program, such as the system's OOM killer.
+WHY = {signal.SIGKILL: "killed", signal.SIGSEGV: "crashed"}
 
 
 @pytest.fixture
@@ -102,6 +105,47 @@ def test_request_is_retried_if_its_worker_is_killed_before_a_result(wide: Path, 
     assert np.array_equal(pool.embed("a text " * 20, wide), expected)
 
 
+def deaths(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, str]]]:
+    """Return level and parts of the records about workers that died."""
+    logs.wait_for_events(60.0)
+    form = re.compile(r"Worker (?P<worker>\d+) for (?P<model>.+) died; requests retried: (?P<retried>\d+), "
+                      r"failed: (?P<failed>\d+); cause: (?P<cause>.+)")
+    found = [(record.levelname, form.fullmatch(record.getMessage())) for record in caplog.records]
+    return [(level, match.groupdict()) for level, match in found if match is not None]
+
+
+@pytest.mark.parametrize("number", FATAL)
+def test_a_death_is_one_warning(wide: Path, pool: mpool.Pool, number: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Row 57: the model, the cause, and the requests retried, whether the worker computed a request or had none."""
+    caplog.set_level("WARNING", "mpool.pool")
+    pool.embed("a text " * 20, wide)
+    signal_all(pool, signal.SIGSTOP)
+    job = pool.submit("text_embedding", inputs="another text " * 30, model=pool.get(wide))
+    until(lambda: row_of(pool).running)
+    before = signal_all(pool, number)
+    for pid in before:
+        os.kill(pid, signal.SIGCONT)
+    job.result()
+    until(lambda: len(deaths(caplog)) == len(before))
+    found = deaths(caplog)
+    key = row_of(pool).model
+    assert {(level, row["model"], row["failed"]) for level, row in found} == {("WARNING", key, "0")}
+    assert sum(int(row["retried"]) for _, row in found) == 1
+    assert all(f"signal {number:d}" in row["cause"] for _, row in found)
+    assert len({row["worker"] for _, row in found}) == len(before)
+
+
+def test_a_stalled_worker_dies_with_one_warning(wide: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its requests are not retried."""
+    caplog.set_level("WARNING", "mpool.pool")
+    with mpool.Pool(mpool.PoolConfig(chaos="stall=1", stall_timeout=0.2, max_workers_per_model=1)) as pool:
+        with pytest.raises(mpool.RecvError):
+            pool.embed("a text", wide)
+        until(lambda: deaths(caplog))
+        (level, row), = deaths(caplog)
+        assert (level, row["model"], row["retried"], row["failed"]) == ("WARNING", row_of(pool).model, "0", "1")
+
+
 @pytest.mark.parametrize("number", FATAL)
 def test_generation_continues_if_its_worker_is_killed(llama: Path, pool: mpool.Pool, number: int) -> None:
     call: dict[str, Any] = dict(prompt="a b c", n=16, max_tokens=250, seed=3, ignore_eos=True, logprobs=2)
@@ -126,6 +170,9 @@ def test_generation_continues_if_its_worker_is_killed(llama: Path, pool: mpool.P
     metrics = pool.metrics()  # the retry does not count as a preemption
     assert (metrics["retries"], metrics["preemptions"], metrics["errors"], metrics["completed"]) == \
         (1, 0, 0, attempts)
+    reason, model = WHY[number], metrics["models"][str(llama)]
+    assert model["retries"][reason] == 1 == sum(model["retries"].values())
+    assert {why for why, count in model["worker_deaths"].items() if count} == {reason}
 
 
 def test_request_fails_if_two_of_its_workers_are_killed(llama: Path, pool: mpool.Pool) -> None:
@@ -166,6 +213,8 @@ def test_worker_stopped_in_a_step(llama: Path) -> None:
     with pool_of(stall_timeout=1.5) as pool:
         error = kill_in_steps(pool, llama, signal.SIGSTOP)
         assert "without a heartbeat or response" in str(error)
+        deaths = pool.metrics()["models"][str(llama)]["worker_deaths"]
+        assert {reason for reason, count in deaths.items() if count} == {"stalled"}
         assert pool.generate("b", llama, **TEXT).text
     assert children() == []
 

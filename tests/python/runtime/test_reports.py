@@ -14,10 +14,16 @@ from mpool import _core
 from mpool.host import native_calls
 from mpool.host.native_calls import NativeCalls
 from mpool.runtime import events, health, metrics, prometheus
+from mpool.runtime.history import PoolHistory
 
 
 def worker(number: int = 7, **fields: Any) -> dict[str, Any]:
     return {"id": number, "state": "ready", "running": 0, "served": 3, "busy_seconds": 0.5, "engine_bytes": 11} | fields
+
+
+#: Reasons of the core.
+REASONS = ("killed", "crashed", "stalled", "internal", "changed_files", "model", "memory", "keep_alive", "call",
+           "fault")
 
 
 def row(key: str = "m", **fields: Any) -> dict[str, Any]:
@@ -26,6 +32,8 @@ def row(key: str = "m", **fields: Any) -> dict[str, Any]:
             "workers": 5, "busy": 2, "dead": 0, "waiting": (1, 4), "capacity": (100, 50), "queued": 6, "running": 9,
             "calls": 40, "errors": 10, "model_bytes": 12, "engine_bytes": 13, "units_in": 14, "units_out": 15,
             "arrivals": 18.5, "predicted_workers": 19, "rows": 16, "queue_full_seconds": 17.5,
+            **{name: {reason: 100 * at + number for number, reason in enumerate(REASONS)}
+               for at, name in enumerate(("deaths", "retries", "evictions"))},
             "worker": [worker()], "pinned": False, "keep_alive": 1.0,
             "latency": {"count": 3, "sum": 0.75, "min": 0.25, "max": 0.5, "p50": 0.2, "p99": 0.4,
                         "buckets": [(metrics.BOUNDS[2], 1), (metrics.BOUNDS[20], 2)]}} | fields
@@ -35,12 +43,12 @@ def host(*rows: dict[str, Any], closed: bool = False, **stats: Any) -> Any:
     """A pool with these entries."""
     numbers = {"memory_used": 30, "memory_limit": 100, "pressure": "low", "bytes_by_tag": {"kv": 21, "misc": 22}}
     numbers |= {name: 1000 + at for at, (name, _) in enumerate(_core.metrics())}
-    numbers |= {name: 2000 + at for at, name in enumerate(metrics.GAUGES)
+    numbers |= {name: 2000 + at for at, name in enumerate((*metrics.GAUGES, *metrics.COUNTERS))
                 if name not in ("memory_used", "memory_limit")}
     numbers |= stats
     registry = SimpleNamespace(entries=lambda: list(rows), stats=lambda: dict(numbers))
     found = SimpleNamespace(_registry=registry, _closed=closed, _full_since={}, _worker_positions={}, registry=registry,
-                            _stats=lambda: dict(numbers), config=mpool.PoolConfig())
+                            _stats=lambda: dict(numbers), config=mpool.PoolConfig(), _history=PoolHistory())
     found.pools = health.CapabilityPools(found)
     return found
 
@@ -217,7 +225,10 @@ def test_every_metric_has_its_own_value() -> None:
     for name, _ in _core.metrics():
         assert series[f"mpool_{name}_total",] == plain[name]
     for name in metrics.GAUGES:
-        assert series[f"mpool_{name}",] == found[name]
+        unit = "_bytes" if name in ("memory_limit", "memory_used") else ""
+        assert series[f"mpool_{name}{unit}",] == found[name]
+    for name in metrics.COUNTERS:
+        assert series[f"mpool_{name}_total",] == found[name]
     labels = ("capability", "text_embedding"), ("model", "a")
     assert series["mpool_memory_pressure",] == 0
     assert [series[(f"mpool_model_{name}", *labels)] for name in ("arrivals", "predicted_workers")] == [18.5, 19]
@@ -225,6 +236,10 @@ def test_every_metric_has_its_own_value() -> None:
         assert series[(f"mpool_model_{name}", *labels)] == model[name]
     for name in metrics.MODEL_COUNTERS:
         assert series[(f"mpool_model_{name}_total", *labels)] == model[name]
+    for at, (name, (_, _, reasons)) in enumerate(metrics.REASONS.items()):
+        for reason in reasons:
+            assert series[(f"mpool_model_{name}_total", *labels, ("reason", reason))] \
+                == 100 * at + REASONS.index(reason) == model[name][reason]
     assert series[("mpool_model_healthy", *labels)] == 0
     for name, suffix in [*((name, "_total") for name in metrics.WORKER_COUNTERS),
                          *((name, "") for name in metrics.WORKER_GAUGES)]:
@@ -269,12 +284,12 @@ def test_positions_of_workers() -> None:
 
 
 def test_statistics_of_a_pool_without_a_registry() -> None:
-    closed = SimpleNamespace(_registry=None, _closed=True, pools={})
+    closed = SimpleNamespace(_registry=None, _closed=True, pools={}, _history=PoolHistory())
     found = metrics.stats(closed)
     assert {value for name, value in found.items() if name not in ("pressure", "bytes_by_tag")} == {0}
     assert found["pressure"] == "low" and found["bytes_by_tag"] == {}
     assert set(found) == {*(name for name, _ in _core.metrics()), "pressure", "bytes_by_tag",
-                          *metrics.GAUGES}
+                          *metrics.GAUGES, *metrics.COUNTERS}
     assert metrics.collect(closed)["models"] == {} and metrics.sample(closed) == ({}, [])
     used = host(row(), total_requests=77)
     unused = SimpleNamespace(_registry=None, _closed=False, registry=used.registry)

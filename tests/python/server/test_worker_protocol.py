@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import signal
 import socket
@@ -178,6 +179,15 @@ def test_malformed_requests_are_refused(worker: Worker) -> None:
     with Raw(worker.serving) as raw:
         status, headers, data = raw.request("/execute").answer()
         assert status == 405 and headers["allow"] == "POST" and json.loads(data)["code"] == "INVALID_REQUEST"
+
+
+def test_404_names_paths_that_the_worker_has(worker: Worker) -> None:
+    status, found = ask(worker.serving, "/v1/models", b"{}")
+    named = re.findall(r"(?:GET|POST) (/[\w./]*\w)", json.dumps(found))
+    assert status == 404 and "/execute" in named
+    for path in set(named) - {"/shutdown"}:
+        with Raw(worker.serving) as raw:
+            assert raw.request(path, b"{").answer()[0] != 404
 
 
 # ---- one job at a time -----------------------------------------------------------------------------------------------
