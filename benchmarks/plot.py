@@ -33,6 +33,34 @@ def svg(record: dict[str, Any]) -> str:
         _text(width / 2, 24, title, INK, "middle", 'font-size="15"'), *lines, "</svg>"]) + "\n"
 
 
+def ratios(title: str, groups: list[tuple[str, str, list[tuple[str, float]]]]) -> str:
+    """Return a plot of ratios: for each group its label, the measured value, and a bar per peer from 0; 1 is marked.
+
+    The width is that of a page's text, so that the letters keep their size.
+    """
+    width, names, row, head = 760, 218, 20, 24
+    scale = (width - names - VALUES) / max(ratio for _, _, bars in groups for _, ratio in bars)
+    lines, top = [_text(GAP, 26, title, INK, "start", 'font-size="15" font-weight="bold"')], 44
+    one = names + scale
+    for label, measured, bars in groups:
+        lines += [_text(GAP, top + 16, label, INK, "start"),
+                  _text(width - GAP, top + 16, measured, FAINT, "end")]
+        for at, (peer, ratio) in enumerate(bars):
+            y = top + head + at * row
+            lines += [_text(names - 6, y + 12, peer, FAINT, "end", 'font-size="11"'),
+                      f'<rect x="{names}" y="{y}" width="{ratio * scale:.1f}" height="{row - 4}" fill="{OURS}"/>',
+                      _text(names + ratio * scale + 5, y + 12, f"{ratio:.2f}x", INK, "start")]
+        lines.append(f'<path d="M{one:.1f} {top + head - 2}V{top + head + len(bars) * row - 2}" stroke="{THEIRS}" '
+                     'stroke-width="2"/>')
+        top += head + row * len(bars) + 8
+    lines.append(_text(one, top + 12, "1x: equally fast", FAINT, "middle", 'font-size="11"'))
+    top += 24
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" viewBox="0 0 {width} {top}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="{width}" height="{top}" rx="8" fill="#ffffff"/>', *lines, "</svg>"]) + "\n"
+
+
 def _panel(topic: str, name: str, row: dict[str, dict[str, Any]], left: float, top: float) -> list[str]:
     less = ", less is better" if name.endswith(LESS) else ""
     lines = [_text(left, top + 18, f"{topic}: {name}{less}", INK, "start", 'font-weight="bold"')]

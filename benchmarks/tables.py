@@ -2,8 +2,8 @@
 
 A table stands between ``<!-- table: NAME from benchmarks/results/FILE.json -->`` and ``<!-- end -->``. Everything
 between these markers is made from that record: machine, date, versions, number of undisturbed turns, spread, and the
-table. ``plot`` also writes ``docs/_static/speed.svg``. ``--check`` writes nothing, and fails if a document or the plot
-differs from what the records give.
+table. ``plot`` and ``ratios`` also write an SVG into ``docs/_static``. ``--check`` writes nothing, and fails if a
+document or a plot differs from what the records give.
 """
 
 import re
@@ -26,7 +26,6 @@ ENOUGH = 5
 ENOUGH_CALLS = 2000
 #: Width of the text above a table.
 COLUMNS = 138
-PLOT = "docs/_static/speed.svg"
 NAMES = {"sentence-transformers": "sentence-transformers", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO",
          "ctranslate2": "CTranslate2", "llama-cpp": "llama.cpp", "ik": "ik_llama.cpp", "mpool": "mpool"}
 SETTINGS = {"latency": "LATENCY", "throughput": "THROUGHPUT", "inter1": "one inter thread",
@@ -250,18 +249,18 @@ def text_label(measure: str) -> str | None:
     return None
 
 
-def speed(record: dict[str, Any], path: str) -> str:
-    """The README's table: a few rows, each with the best peer, without the spread of each cell."""
-    types, shown = computes(record), list[dict[str, Any]]()
-    rows: list[list[str]] = []
+#: Row of the README's table: label, cell of mpool, unit, and the peers with their cells.
+SpeedRow = tuple[str, dict[str, Any], str, dict[str, dict[str, Any]]]
+
+
+def speed_rows(record: dict[str, Any]) -> list[SpeedRow]:
+    """Return the rows of the README's table: embeddings with the best peer of their type, text with every peer."""
+    types = computes(record)
+    rows: list[SpeedRow] = []
 
     def add(label: str, row: dict[str, dict[str, Any]], engine: str, unit: str, peers: list[str | None]) -> None:
         if engine in row:
-            named_peers = [peer for peer in peers if peer in row]
-            number_of, _, turns = value(row[engine], False).partition(" (")
-            rows.append([label, f"{number_of} {unit}" + (f" ({turns}" if turns else ""),
-                         ", ".join(ratio(peer, row[peer], False) for peer in named_peers if peer)])
-            shown.extend(row[name] for name in (engine, *named_peers) if name)
+            rows.append((label, row[engine], unit, {peer: row[peer] for peer in peers if peer in row and peer}))
 
     for measure, label in (("mixed texts/s", "texts of natural length"),
                            ("8 threads calls/s", "8 threads, one text each")):
@@ -277,7 +276,32 @@ def speed(record: dict[str, Any], path: str) -> str:
                 label = str(text_label(measure)).rpartition(",")[0]
                 add(f"`{weights['path']}`, {label}", row, "mpool", "tokens/s",
                     [peer for peer in row if row[peer].get("against") == "mpool" and split(peer)[0] not in EMBEDDERS])
+    return rows
+
+
+def speed(record: dict[str, Any], path: str) -> str:
+    """The README's table: a few rows, each with the best peer, without the spread of each cell."""
+    shown, rows = list[dict[str, Any]](), list[list[str]]()
+    for label, ours, unit, peers in speed_rows(record):
+        number_of, _, turns = value(ours, False).partition(" (")
+        rows.append([label, f"{number_of} {unit}" + (f" ({turns}" if turns else ""),
+                     ", ".join(ratio(peer, cell, False) for peer, cell in peers.items())])
+        shown.extend([ours, *peers.values()])
     return about(record, path, shown) + "\n\n" + grid(["", "mpool", "ratio"], rows)
+
+
+def ratios_plot(record: dict[str, Any]) -> str:
+    """Return the plot of the ratios of the README's table."""
+    bars = [(label.replace("`", ""), f"{number(ours['median'])} {unit}",
+             [(named(peer), cell["ratio"]) for peer, cell in peers.items() if cell["pairs"]])
+            for label, ours, unit, peers in speed_rows(record)]
+    machine = record["machine"]
+    return plot.ratios(f"mpool's rate relative to others, {machine['date']}, {machine['threads']} threads", bars)
+
+
+def ratios(record: dict[str, Any], path: str) -> str:
+    """The image of the ratios, for documents in docs/."""
+    return f"![mpool's rate relative to that of other engines](_static/{Path(PLOTS['ratios'][0]).name})"
 
 
 def command(record: dict[str, Any], path: str) -> str:
@@ -299,7 +323,7 @@ def plotted(record: dict[str, Any], path: str) -> str:
     """The plot's image, for documents in docs/, and the command that makes such a record."""
     shown = [cell for rows in record["summary"].values() for row in rows.values() for cell in row.values()]
     peers = len({split(engine)[0] for engine in record["versions"]} - {"mpool"})
-    return (f"![Rates, latency and memory of mpool and {peers} peers](_static/{Path(PLOT).name})\n\n"
+    return (f"![Rates, latency and memory of mpool and {peers} peers](_static/{Path(PLOTS['plot'][0]).name})\n\n"
             + about(record, path, shown, "Pale bars have no undisturbed turn. Lines span all turns.")
             + "\n\nThis command makes such a record:\n\n" + command(record, path))
 
@@ -322,7 +346,10 @@ def search(record: dict[str, Any], path: str) -> str:
 
 
 TABLES: dict[str, Callable[[dict[str, Any], str], str]] = {"embeddings": embeddings, "text": text, "speed": speed,
-                                                           "plot": plotted, "search": search}
+                                                           "plot": plotted, "ratios": ratios, "search": search}
+#: Table that shows a plot -> the plot's file and what makes it.
+PLOTS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "plot": ("docs/_static/speed.svg", plot.svg), "ratios": ("docs/_static/ratios.svg", ratios_plot)}
 #: Table -> the benchmark whose records it is made from, if it is not compare.
 BENCHMARKS = {"search": "search"}
 
@@ -350,8 +377,8 @@ def made(text: str, root: Path) -> tuple[str, dict[str, str]]:
         if record["benchmark"] != (wanted := BENCHMARKS.get(name, "compare")):
             raise ValueError(f"{path} is a record of {record['benchmark']}; the table {name} is made from records of "
                              f"{wanted}")
-        if name == "plot":
-            plots[PLOT] = plot.svg(record)
+        if name in PLOTS:
+            plots[PLOTS[name][0]] = PLOTS[name][1](record)
         return f"{head}\n{TABLES[name](record, path)}\n\n{end}"
 
     out, count = MARKED.subn(one, text)

@@ -28,7 +28,7 @@ TARGET = Path(__file__).resolve().parent / "_static"
 LARGEST = 120_000
 #: Seconds of load before the screenshots.
 HISTORY = 240
-QUESTION = "Write a Python function that adds two numbers, and explain it."
+QUESTION = "Write a Python function that reverses a string."
 MODELS = ("SmolLM2-135M-Instruct", "all-MiniLM-L6-v2", "digits-clip", "digits-llava", "digits-sd3")
 
 
@@ -68,7 +68,7 @@ def keep_busy(url: str, stop: threading.Event) -> list[threading.Thread]:
 
 
 def save(driver: Any, name: str, height: int, scheme: str = "light", width: int = 1200) -> None:
-    """Save a screenshot with at most 128 colours."""
+    """Save a screenshot with at most 256 colours."""
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
                            {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
@@ -76,11 +76,38 @@ def save(driver: Any, name: str, height: int, scheme: str = "light", width: int 
     time.sleep(2)
     image = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     path = TARGET / name
-    image.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     print(path, size)
     if size > LARGEST:
         raise SystemExit(f"{path} must have at most {LARGEST:,} bytes, got {size:,}")
+
+
+def take_playground(driver: Any) -> None:
+    """Take the screenshots of the playground: an answer, and a picture of vectors."""
+    from selenium.webdriver.common.by import By
+
+    def run() -> None:
+        driver.find_element(By.ID, "run").click()
+        time.sleep(1)
+        while driver.find_element(By.ID, "stop").is_enabled():
+            time.sleep(0.2)
+
+    driver.find_element(By.ID, "tab-playground").click()
+    time.sleep(2)
+    driver.find_element(By.ID, "tokens").clear()
+    driver.find_element(By.ID, "tokens").send_keys("220")
+    driver.find_element(By.ID, "temperature").send_keys("0")
+    driver.find_element(By.CSS_SELECTOR, f"#model option[value='{MODELS[0]}']").click()
+    driver.find_element(By.ID, "message").send_keys(QUESTION)
+    run()
+    driver.execute_script("document.getElementById('turns').scrollTop = 0")
+    save(driver, "dashboard-playground.png", 820)
+    driver.find_element(By.ID, "task-embed").click()
+    driver.find_element(By.CSS_SELECTOR, f"#model option[value='{MODELS[1]}']").click()
+    run()
+    driver.execute_script("document.querySelectorAll('.point')[1].focus()")
+    save(driver, "dashboard-picture.png", 900, "dark")
 
 
 def take(driver: Any) -> None:
@@ -90,19 +117,7 @@ def take(driver: Any) -> None:
     save(driver, "dashboard.png", 880)
     driver.find_element(By.ID, "tab-models").click()
     save(driver, "dashboard-models.png", 820, "dark")
-    driver.find_element(By.ID, "tab-playground").click()
-    time.sleep(2)
-    driver.find_element(By.ID, "tokens").clear()
-    driver.find_element(By.ID, "tokens").send_keys("220")
-    driver.find_element(By.ID, "temperature").send_keys("0")
-    driver.find_element(By.CSS_SELECTOR, f"#model option[value='{MODELS[0]}']").click()
-    driver.find_element(By.ID, "message").send_keys(QUESTION)
-    driver.find_element(By.ID, "run").click()
-    time.sleep(1)
-    while driver.find_element(By.ID, "stop").is_enabled():
-        time.sleep(0.2)
-    driver.execute_script("document.getElementById('turns').scrollTop = 0")
-    save(driver, "dashboard-playground.png", 820)
+    take_playground(driver)
     driver.find_element(By.ID, "tab-requests").click()
     save(driver, "dashboard-phone.png", 800, width=380)
 

@@ -23,7 +23,7 @@ class MpoolError(Exception):
         name: name of the error in ``status.def`` (``"FORMAT"``, ``"TIMEOUT"``, ...).
         param: parameter or field with the invalid value, or ``None``. An element of a list has its index:
             ``inputs[3]``.
-        got: the invalid value, shortened for display (:func:`mpool.checks.shown`), or ``None``.
+        got: the invalid value, shortened for display, or ``None``.
         allowed: allowed values, as a phrase that completes "must be ...", or ``None``.
         hint: suggested next step, or ``None``.
         key: key of the model concerned, or ``None``.
@@ -175,8 +175,8 @@ class UnknownModel(MpoolError, LookupError):
 class WrongCapability(MpoolError, ValueError):
     """The model has another capability than the request needs; the message names both, the hint suggests a model."""
 
-    #: Capability that the request needs, or the output of a text encoder: ``"vectors"``, ``"dense"``, ``"sparse"``,
-    #: ``"scores"``, ``"labels"`` or ``"spans"``; None: unknown.
+    #: Capability that the request needs. For a text encoder its output, ``"vectors"``, ``"dense"``, ``"sparse"``,
+    #: ``"scores"``, ``"labels"`` or ``"spans"``. None if unknown.
     wanted: str | None = None
     code, name = 15, "WRONG_CAPABILITY"
 

@@ -69,7 +69,7 @@ class Model(ModelVerbs):
 
     @property
     def ref(self) -> str:
-        """Reference of the model's files: a key, a path, or a reference such as ``owner/name``."""
+        """Reference of the model's files, which is a key, a path, or a repository such as ``owner/name``."""
         return self._entry.ref
 
     @property
@@ -89,7 +89,7 @@ class Model(ModelVerbs):
     @property
     @typed
     def capabilities(self) -> tuple[str, ...]:
-        """All capabilities of the model: a model that embeds images and texts in one space has two. Reads its files."""
+        """All capabilities of the model. A model that embeds images and texts in one space has two. Reads its files."""
         return self._entry.describe().capabilities
 
     @property
@@ -119,7 +119,7 @@ class Model(ModelVerbs):
     @property
     @typed
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer: ids and bytes of single tokens, and their number. Reads the files.
+        """The model's tokenizer, with the ids and bytes of single tokens, and their number. Reads the files.
 
         Raises:
             InvalidArgument: the model has none.

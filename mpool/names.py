@@ -4,6 +4,9 @@ from __future__ import annotations
 
 #: Capabilities, in the order of the core, which has a pool of workers for each.
 CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
+#: Capability -> tasks of its models in lists, named like the commands that use them. The first one is the default.
+TASKS = {"text_embedding": ("embed", "rerank", "classify"), "text_to_text": ("chat",),
+         "image_embedding": ("embed-image",), "vision": ("vision",), "text_to_image": ("generate-image",)}
 #: Policies that choose the worker of a request; :class:`mpool.PoolConfig` describes them.
 POLICIES = ("shared", "pack", "p2c", "sequential")
 #: Where the workers of a model run: in threads of this process, or each in a process of its own.

@@ -55,6 +55,8 @@ STORES = {
                     "vectors", None, None, "MPOOL_MEMORY_MB", "idle ones are unloaded, then status 503"),
     "prefixes": Store("prefixes of prompts and encoded images of a language model", None, None, "MPOOL_PREFIX_PERCENT",
                       "the one that saves least is dropped"),
+    "snapshots": Store("states of recurrent layers after messages of prompts", None, None, "MPOOL_SNAPSHOT_PERCENT",
+                       "the one that saves least is dropped"),
 }
 
 __all__ = ["STORES", "Store"]

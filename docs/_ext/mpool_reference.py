@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,25 @@ class CatalogueTable(Generated):
                    f"{'unpinned' if row.unpinned else 'pinned'} | {row.license} |")
 
 
+class OptionTypes(Generated):
+    """The named types in the signatures of functions."""
+
+    def lines(self) -> Iterator[str]:
+        from mpool.completions import FinishReason
+        from mpool.runtime.events import Kind
+        from mpool.search.similarities import Metric
+        from mpool.tasks import options
+
+        aliases = {name: getattr(options, name) for name in ("Compute", "Precision", "Priority", "Policy", "Progress")}
+        yield "```{eval-rst}"
+        for name, alias in {**aliases, "FinishReason": FinishReason, "Kind": Kind, "Metric": Metric,
+                            "ImageInput": "str | os.PathLike[str] | bytes | bytearray | memoryview | Image | NDArray"
+                            }.items():
+            text = str(alias).replace("typing.", "").replace("collections.abc.", "")
+            yield from (f".. py:type:: {name}", f"   :canonical: {text}", "")
+        yield "```"
+
+
 class CommandLine(Generated):
     """Every command of ``mpool`` with its help, in the words of the parser."""
 
@@ -64,11 +84,21 @@ def _command(name: str, parser: argparse.ArgumentParser, level: int) -> Iterator
 
 
 def _help(parser: argparse.ArgumentParser) -> list[str]:
-    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=100)
-    return parser.format_help().rstrip().splitlines()
+    os.environ["COLUMNS"] = "80"  # argparse wraps at the width of the terminal
+    lines = parser.format_help().rstrip().splitlines()
+    return [line[max(0, len(line) - 80):] for line in lines]  # a long choice in the usage is indented less
+
+
+def _dashes(app: Sphinx, document: nodes.document) -> None:
+    """Write a dash between a parameter and its description. Without smart quotes, Sphinx leaves two hyphens there."""
+    for text in list(document.findall(nodes.Text)):
+        if " -- " in text and not isinstance(text.parent, (nodes.literal, nodes.literal_block)):
+            text.parent.replace(text, nodes.Text(text.replace(" -- ", " \N{EN DASH} ")))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    for name, directive in (("mpool-catalogue", CatalogueTable), ("mpool-cli", CommandLine)):
+    for name, directive in (("mpool-catalogue", CatalogueTable), ("mpool-cli", CommandLine),
+                            ("mpool-types", OptionTypes)):
         app.add_directive(name, directive)
+    app.connect("doctree-read", _dashes)
     return {"parallel_read_safe": True}

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import MpoolError
 from ..records import one_line, one_line_each, to_standard_error
+from .layout import fit
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -80,7 +81,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as the commands print notes: without the line of code that issued it."""
-    print(one_line(f"mpool: {message}"), file=sys.stderr)
+    print(fit(one_line(f"mpool: {message}"), sys.stderr), file=sys.stderr)
 
 
 def _done(arguments: Any) -> int:
@@ -91,7 +92,7 @@ def _done(arguments: Any) -> int:
     except MpoolError as error:
         from .messages import text_of
 
-        print(f"mpool: {one_line_each(text_of(error, arguments))}", file=sys.stderr)
+        print(fit(f"mpool: {one_line_each(text_of(error, arguments))}", sys.stderr), file=sys.stderr)
         return FAILED
     except BrokenPipeError:
         # the reader closed the pipe; redirect standard output so that the flush at exit does not fail

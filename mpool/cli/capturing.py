@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..debug import GRADES, compare_captures
 from ..errors import FileError
 from ..tasks.captures import Capture
+from .chatting import sampling_of
 from .common import (
     default_model,
     for_output,
@@ -20,9 +21,8 @@ from .common import (
     require_prompt,
     say,
     standard_input,
-    table,
 )
-from .talking import sampling_of
+from .layout import table
 
 if TYPE_CHECKING:
     from ..debug import CaptureComparison, CaptureDifference, Grade

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..checks import nearest
@@ -18,7 +18,6 @@ _FOREIGN = {
               "\"MODEL\", \"system\": \"TEXT\", \"parameters\": {\"temperature\": 0}}'",
     "delete": "use mpool rm MODEL",
     "download": "use mpool pull MODEL",
-    "help": "use mpool --help, or mpool COMMAND --help",
     "info": "use mpool show MODEL",
     "push": "mpool uploads nothing; to upload a file to the Hugging Face hub: hf upload ORG/NAME FILE",
     "remove": "use mpool rm MODEL",
@@ -61,11 +60,48 @@ _FOREIGN_OPTIONS = {
 }
 
 
+class Help(argparse.HelpFormatter):
+    """Keeps the lines of a paragraph that begins with a heading, such as ``examples:``, and does not list the options
+    twice: the usage names only those that are required."""
+
+    def add_usage(self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any],
+                  prefix: str | None = None) -> None:
+        """Add the usage. See :class:`argparse.HelpFormatter`."""
+        shown = [one for one in actions if one.required or not one.option_strings]
+        options = argparse.Action([], "options", metavar="[options]")
+        super().add_usage(usage, [options, *shown], (), prefix)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(part if part.partition("\n")[0].endswith(":") else super(Help, self)._fill_text(
+            part, width, indent) for part in text.split("\n\n"))
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that names the nearest commands if a command does not exist."""
 
     #: The commands, of which one is required; empty if none is required.
     commands: Mapping[str, object] = {}
+    #: Headings of the help -> the commands below each; empty: the commands have one heading.
+    groups: Mapping[str, Sequence[str]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": Help, **options})
+
+    def format_help(self) -> str:
+        """Return the help, with the commands in their groups. See :meth:`argparse.ArgumentParser.format_help`."""
+        if not self.groups:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, (), ())
+        formatter.add_text(self.description)
+        listed = next(one for one in self._actions if isinstance(one, argparse._SubParsersAction))
+        rows = {one.dest: one for one in listed._get_subactions()}
+        for title, names in self.groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments([rows[name] for name in names])
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def add_subparsers(self, **options: Any) -> Any:  # type: ignore[override]
         """Add commands. See :meth:`argparse.ArgumentParser.add_subparsers`."""
@@ -91,6 +127,12 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
         """Parse arguments. See :meth:`argparse.ArgumentParser.parse_args`."""
         given = sys.argv[1:] if args is None else args
+        if self.groups and given[:1] == ["help"]:
+            given = [*given[1:], "--help"]
+        command = self._command(given)
+        if command.commands and len(given) == (command is not self):  # mpool, or mpool ray
+            command.print_help()
+            command.exit()
         if "-hf" in given[:given.index("--") if "--" in given else None]:  # argparse would take it for -h
             self._unrecognized(["-hf"], given, None)
         parsed, rest = self.parse_known_args(given, namespace)

@@ -10,14 +10,14 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import FileError, InvalidArgument, MpoolError, Unsupported
 from ..host.resources import install_hint
 from ..models.catalogue import load as load_catalogue
-from ..records import one_line
+from .layout import fit
 
 if TYPE_CHECKING:
     from ..completions import Completion
@@ -122,8 +122,8 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line to standard error: a message that is not part of the output."""
-    say(text, sys.stderr)
+    """Print a line to standard error: a message that is not part of the output. A terminal gets lines that fit."""
+    say(fit(text, sys.stderr), sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -137,13 +137,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format rows as a table with aligned columns."""
-    lines = [tuple(map(one_line, line)) for line in (head, *rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
 
 def size_of(found: Resolved) -> int:
@@ -188,12 +181,28 @@ def require_prompt(prompt: str, usage: str) -> str:
     return prompt
 
 
-def standard_input() -> str:
-    """Return the whole text on standard input.
+def reads_terminal(asked: bool) -> bool:
+    """Return True if the input would come from a terminal without being asked for: the command has no input.
+
+    Args:
+        asked: the command line names standard input, by ``-``. A note then says how to end the input.
+    """
+    if asked and sys.stdin.isatty():
+        note("mpool: reading the terminal; Ctrl-D on a line of its own ends the input")
+    return sys.stdin.isatty() and not asked
+
+
+def standard_input(asked: bool = True) -> str:
+    """Return the whole text on standard input; "" if it is a terminal and was not asked for.
+
+    Args:
+        asked: see :func:`reads_terminal`.
 
     Raises:
         FileError: the text has more than ``MAX_READ`` characters.
     """
+    if reads_terminal(asked):
+        return ""
     text = sys.stdin.read(MAX_READ + 1)
     if len(text) > MAX_READ:
         raise FileError(f"standard input has more than {MAX_READ:,} characters", hint="Pass a shorter text")
@@ -317,9 +326,12 @@ class Texts(Iterator[str]):
 
 
 def check_source(arguments: argparse.Namespace) -> None:
-    """Raise InvalidArgument if there are both texts and ``--file``."""
+    """Raise InvalidArgument if there are both texts and ``--file``, or neither and standard input is a terminal."""
     if arguments.text and arguments.file:
         raise InvalidArgument("texts must come either from arguments or from --file, got both")
+    asked = arguments.text == ["-"] or "-" in arguments.file
+    if (asked or not (arguments.text or arguments.file)) and reads_terminal(asked):
+        raise no_inputs("text")
 
 
 def texts_of(arguments: argparse.Namespace) -> Texts:

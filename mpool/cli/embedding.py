@@ -25,7 +25,19 @@ from ..models.catalogue import load as load_catalogue
 from ..records import one_line
 from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from ..tasks.output_table import OUTPUTS
-from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, note, say, texts_of
+from .common import (
+    Texts,
+    adapter_of,
+    check_folder,
+    default_model,
+    load,
+    make_pool,
+    no_inputs,
+    note,
+    reads_terminal,
+    say,
+    texts_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +92,10 @@ def embed_image(arguments: argparse.Namespace) -> int:
     _check_path(arguments.output, arguments.image)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
-    source = Texts(() if arguments.image == ["-"] else arguments.image, ["-"])
+    asked = arguments.image == ["-"]
+    if (asked or not arguments.image) and reads_terminal(asked):
+        raise no_inputs("image")
+    source = Texts(() if asked else arguments.image, ["-"])
     whole = options["precision"] in ("int8", "uint8")  # quantisation ranges depend on all vectors
     names: list[str] = []  # images in flight, until their vectors are written
     count = 0

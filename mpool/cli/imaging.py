@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import Any
 
 from ..errors import InvalidArgument
-from .common import check_folder, default_model, load, make_pool, print_json, say, standard_input
+from .common import check_folder, default_model, load, make_pool, print_json, require_prompt, say, standard_input
 
 #: Options of the library that the command passes on if they are given.
 OPTIONS = ("negative_prompt", "width", "height", "num_inference_steps", "guidance_scale", "seed", "n")
@@ -16,7 +17,9 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 def generate_image(arguments: argparse.Namespace) -> int:
     """Run ``mpool generate-image``. PNG files contain the parameters, so that the image can be generated again."""
-    prompt = standard_input() if arguments.prompt in (None, "-") else arguments.prompt
+    prompt = standard_input(arguments.prompt == "-") if arguments.prompt in (None, "-") else arguments.prompt
+    if arguments.prompt is None and sys.stdin.isatty():
+        require_prompt(prompt, "mpool generate-image PROMPT")
     options: dict[str, Any] = {name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)}
     stem, suffix = os.path.splitext(arguments.output)
     if suffix.lower() not in _SUFFIXES:

@@ -21,6 +21,8 @@ _HINTS = {"adapter": ("mpool.load(model, adapters={name: path}) adds adapters", 
           "allow_urls": ("allow_urls=True", "--allow-urls"),
           "image": ("A string is a path, a URL or base64 of an image",
                     "Name an image file, or a URL with --allow-urls")}
+#: End of the core's message about a lack of memory.
+_LIMIT = "(memory_bytes, MPOOL_MEMORY_MB)"
 #: Allowed values in Python -> what the command line has for them. The first rows are for single options.
 _VALUES = {"None to generate until": "none to generate until", "True, False, or an integer from": "an integer from",
            "a dict whose keys are token ids": "ID=X, where ID is a token id",
@@ -43,6 +45,8 @@ def text_of(error: MpoolError, arguments: object) -> str:
         error.hint = _encoding_hint(sys.getfilesystemencoding().upper())
     if error.problem is not None:  # every image of the command line is a path or a URL
         error.problem = error.problem.replace(" was read as a path: ", ": ", 1)
+    if hasattr(arguments, "config") and _LIMIT in error.message:  # a server
+        error.message = error.message.replace(_LIMIT, "(--memory)")
     param = error.param or ""
     place = re.fullmatch(r"(\w+)(?:[\[.].*)?", param, re.DOTALL)
     flags: dict[str, str] = getattr(arguments, "flags", {})

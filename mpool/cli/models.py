@@ -1,9 +1,8 @@
-"""``mpool pull``, ``mpool models`` and ``mpool show``."""
+"""``mpool pull`` and ``mpool show``."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import re
 import time
@@ -11,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MpoolError, OfflineError
-from ..models import describing, downloaded
+from ..models import describing
 from ..models.catalogue import load as load_catalogue
 from ..models.describing import resolve, verify
 from ..models.references import parse as parse_reference
@@ -19,7 +18,7 @@ from ..models.sources import offline_variables, when_online
 from ..models.spec import ADAPTER_PREFIX
 from ..records import one_line
 from ..tasks.output_table import OUTPUTS
-from .common import note, print_json, say, size_of, table
+from .common import note, print_json, say, size_of
 
 #: Maximum number of names of labels that ``mpool show`` prints.
 _MAX_NAMES = 100
@@ -64,80 +63,6 @@ def pull(arguments: argparse.Namespace) -> int:
 def _facts_of_files(found: Resolved) -> dict[str, Any]:
     return {"key": found.key, "ref": found.ref, "source": found.source, "revision": found.revision, "path": found.path,
             "kind": found.kind, "bytes": size_of(found)}
-
-
-# ---- models ----------------------------------------------------------------------------------------------------------
-
-def models(arguments: argparse.Namespace) -> int:
-    """Run ``mpool models`` or ``mpool list``."""
-    catalogue = load_catalogue()
-    listed = []
-    for key in catalogue.keys(arguments.capability):
-        row, here = catalogue.require(key), _local(key)
-        if here is not None or not arguments.local:
-            listed.append(_facts_of_row(row, here, key in catalogue.defaults.values()))
-    if arguments.local:
-        listed += [fact for fact in _facts_of_others() if arguments.capability in (None, fact["capability"])]
-    if arguments.json:
-        print_json(listed)
-        return 0
-    say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOAD", "DOWNLOADED", "HASHES",
-               "DEFAULT OPTIONS", "ALIASES"),
-              [(fact["key"] + catalogue.default_note(fact["key"]), fact["capability"] or "-",
-                "-" if fact["est_memory_allocation_mb"] is None else f"{fact['est_memory_allocation_mb']:,} MB",
-                _count(fact["parameters"]), fact["license"] or "-",
-                megabytes(fact["download_bytes"]) if fact["download_bytes"] else "-",
-                megabytes(fact["bytes"]) if fact["path"] else "no", "unpinned" if fact["unpinned"] else "pinned",
-                ", ".join(f"{name}={value:g}" for name, value in fact["options"].items()) or "-",
-                ", ".join(fact["aliases"]) or "-") for fact in listed]))
-    if not arguments.local:
-        from ..models import verified
-
-        say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")
-        say(table(("ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS TESTED WITH", "GGUF TESTED WITH"),
-                  [tuple(cell or "-" for cell in row) for row in verified.table()
-                   if arguments.capability in (None, row[1])]))
-    return 0
-
-
-def _local(key: str) -> Resolved | None:
-    try:
-        return resolve(key, offline=True, progress=False)
-    except MpoolError:
-        return None
-
-
-def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, Any]:
-    return {"key": row.key, "aliases": list(row.aliases), "capability": row.capability, "default": default,
-            "refs": [str(ref) for ref in row.refs], "origin": row.origin, "license": row.license,
-            "parameters": row.parameters, "download_bytes": row.download_bytes, "unpinned": row.unpinned,
-            "source": row.source, "options": dict(row.options),
-            "est_memory_allocation_mb": row.est_memory_allocation_mb, "path": here.path if here else None,
-            "bytes": size_of(here) if here else None}
-
-
-def _facts_of_others() -> list[dict[str, Any]]:
-    """Return the facts of the downloaded models that are not in the catalogue, under the names of their pulls."""
-    found: list[dict[str, Any]] = []
-    for ref in downloaded.references():
-        here = _local(ref)
-        if here is None or here.key is not None:  # another program deleted it, or the catalogue has it now
-            continue
-        facts: dict[str, Any] = {}
-        with contextlib.suppress(MpoolError):  # list it, so that it can be deleted; `mpool show` says what is wrong
-            facts = _facts_of_model(describing.describe_resolved(here))
-        found.append({"key": ref, "aliases": [], "capability": facts.get("capability"), "default": False,
-                      "refs": [ref], "origin": None, "license": facts.get("license"),
-                      "parameters": facts.get("parameters"), "download_bytes": None, "unpinned": True, "source": None,
-                      "options": {}, "est_memory_allocation_mb": facts.get("est_memory_allocation_mb"),
-                      "path": here.path, "bytes": size_of(here)})
-    return found
-
-
-def _count(number: int | None) -> str:
-    if number is None:
-        return "-"
-    return f"{number / 1e9:.2f} B" if number >= 999.5e6 else f"{number / 1e6:.0f} M"  # never 1000 M
 
 
 # ---- show ------------------------------------------------------------------------------------------------------------
@@ -193,8 +118,18 @@ def _facts(name: str) -> dict[str, Any]:
         if row is None:
             raise _not_downloaded(name, error) from error
         downloaded = f"no; to download: mpool pull {row.key}"
-        return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()), "downloaded": downloaded}
-    return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
+        return {**facts_of_row(row, None, row.key in load_catalogue().defaults.values()), "downloaded": downloaded}
+    return {**_facts_of_files(found), **facts_of_model(describing.describe_resolved(found))}
+
+
+def facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, Any]:
+    """Return the facts of a model of the catalogue. ``here``: its files on this machine."""
+    return {"key": row.key, "aliases": list(row.aliases), "capability": row.capability, "task": row.task,
+            "default": default, "refs": [str(ref) for ref in row.refs], "origin": row.origin, "license": row.license,
+            "parameters": row.parameters, "download_bytes": row.download_bytes, "unpinned": row.unpinned,
+            "source": row.source, "options": dict(row.options),
+            "est_memory_allocation_mb": row.est_memory_allocation_mb, "path": here.path if here else None,
+            "bytes": size_of(here) if here else None}
 
 
 def _not_downloaded(name: str, error: OfflineError) -> OfflineError:
@@ -229,7 +164,7 @@ def _purpose(model: ModelDescription) -> str:
     return model.capability
 
 
-def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
+def facts_of_model(model: ModelDescription) -> dict[str, Any]:
     """Return the facts that ``mpool show`` prints from the model's files."""
     tensors = [tensor for part in (model, *model.networks) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {

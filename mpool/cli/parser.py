@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..names import CAPABILITIES, COMPUTE, QUANTIZED, WEIGHTS
+from ..names import CAPABILITIES, COMPUTE, QUANTIZED, TASKS, WEIGHTS
 from ..server.option_table import GROUPS, OPTIONS, Option
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 from .command_parser import Parser
+from .help_texts import BRIEF, COMMAND_GROUPS, MORE, epilog
 
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the "
@@ -36,54 +37,45 @@ def make_parser() -> argparse.ArgumentParser:
     attributes to options. ``needed``, which may be missing, names options that are required unless the command has
     another command.
     """
-    parser = Parser(prog="mpool", epilog=_EPILOG,
-                     description="Run transformer models on a CPU: embeddings, text generation, vision and image "
-                                 "generation.")
+    parser = Parser(prog="mpool", usage="mpool [--version] COMMAND ...", epilog=epilog("", _EPILOG),
+                    description="Run transformer models on a CPU: embeddings, text generation, vision and image "
+                                "generation.")
+    parser.groups = COMMAND_GROUPS
     parser.add_argument("--version", action="version", version=f"mpool {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True, prog="mpool")
 
     def add(name: str, summary: str, run: Callable[[argparse.Namespace], int], **more: Any) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", **more)
+        description = f"{summary[0].upper()}{summary[1:]}. {MORE.get(name, '')}".strip()
+        command = commands.add_parser(name, help=summary, description=description, epilog=epilog(name), **more)
         command.set_defaults(run=run)
         command.add_argument("-v", "--verbose", action="count", default=0,
                              help="log to standard error; -vv: all log records")
         return command
 
-    _embed(add("embed", "embed texts from arguments, files or standard input, one text per line",
-               _lazy("embedding", "embed")))
-    _embed_image(add("embed-image", "embed image files from arguments or standard input, one path per line",
-                     _lazy("embedding", "embed_image")))
-    _search(add("search", "find the passages of files and folders that are most similar to a query, or texts",
-                _lazy("searching", "search")))
-    _rerank(add("rerank", "rank passages of files, or texts, by relevance to a query, with a reranker",
-                _lazy("searching", "rerank")))
-    _classify(add("classify", "label texts with a classifier, or with labels of your own and a model of natural "
-                  "language inference", _lazy("classifying", "classify")))
-    _generate(add("generate", "continue a text", _lazy("talking", "generate")))
-    _chat(add("chat", "chat with a model", _lazy("talking", "chat")))
-    _run(add("run", "chat with a model, or answer a prompt; with an embedding model, print the vector of the prompt",
-             _lazy("talking", "run")))
-    _capture(add("capture", "record the outputs of a model's layers, to compare them with another engine",
-                 _lazy("capturing", "capture")))
+    _run(add("run", "chat with MODEL, or answer one prompt", _lazy("talking", "run")))
+    _chat(add("chat", "chat with a model, the default one if none is named", _lazy("talking", "chat")))
+    _generate(add("generate", "continue a raw text, without a chat template", _lazy("talking", "generate")))
+    _embed(add("embed", "embed texts, one vector per text", _lazy("embedding", "embed")))
+    _search(add("search", "find the passages of files, or texts, that fit a query", _lazy("searching", "search")))
+    _rerank(add("rerank", "rank passages of files, or texts, with a reranker", _lazy("searching", "rerank")))
+    _classify(add("classify", "label texts with a classifier", _lazy("classifying", "classify")))
     _vision(add("vision", "answer a question about images", _lazy("talking", "vision")))
+    _embed_image(add("embed-image", "embed images, one vector per image", _lazy("embedding", "embed_image")))
     _generate_image(add("generate-image", "generate images from a prompt", _lazy("imaging", "generate_image")))
-    _pull(add("pull", "download models", _lazy("models", "pull")))
-    _quantize(add("quantize", "write a model as a GGUF file with weights of another type",
-                  _lazy("quantizing", "quantize")))
-    _rm(add("rm", "delete downloaded models", _lazy("removing", "rm")))
-    _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
-    _models(add("list", "list the downloaded models", _lazy("models", "models"), aliases=["ls"]), True)
+    _models(add("models", "list the models of the catalogue", _lazy("listing", "models")))
+    _models(add("list", "list the models on this machine", _lazy("listing", "models"), aliases=["ls"]), True)
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
-    _serve(add("serve", "serve models over HTTP with OpenAI's, Anthropic's and Ollama's protocols",
-               _lazy("serving", "serve")))
-    _ps(add("ps", "list the models in the memory of a running server", _lazy("remote", "ps")))
+    _pull(add("pull", "download models", _lazy("models", "pull")))
+    _rm(add("rm", "delete downloaded models", _lazy("removing", "rm")))
+    _quantize(add("quantize", "write a model as a GGUF file of another type", _lazy("quantizing", "quantize")))
+    _serve(add("serve", "serve models over HTTP, as OpenAI, Anthropic and Ollama", _lazy("serving", "serve")))
+    _ps(add("ps", "list the models in a running server's memory", _lazy("remote", "ps")))
     _stop(add("stop", "unload models of a running server", _lazy("remote", "stop")))
-    _ray(add("ray", "run several pools with Ray, in processes on one or more machines", _lazy("scaling", "serve")))
-    _worker(add("worker", "serve one language model over HTTP, one job at a time", _lazy("serving", "worker")))
-    _demo(add("demo", "run a model of every capability, and print results and speed",
-              _lazy("demo", "demo")))
-    _completion(add("completion", "print a script that completes mpool's commands and options in a shell",
-                    _lazy("completing", "completion")))
+    _ray(add("ray", "run several pools with Ray, on one or more machines", _lazy("scaling", "serve")))
+    _worker(add("worker", "serve one language model, one job at a time", _lazy("serving", "worker")))
+    _demo(add("demo", "run a model of every capability, and print results", _lazy("demo", "demo")))
+    _capture(add("capture", "record the outputs of a model's layers", _lazy("capturing", "capture")))
+    _completion(add("completion", "print the completion script of a shell", _lazy("completing", "completion")))
     return parser
 
 
@@ -101,19 +93,11 @@ def _pool(command: argparse.ArgumentParser) -> None:
 
 
 def _weights(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--weights", default="auto", choices=WEIGHTS,
-                         help="weights of text models. packed: copied into memory in the order of the kernels, faster; "
-                              "mapped: read from the mapped file, slower; auto: packed, but large models read the file "
-                              "until all weights are packed (default: auto)")
+    command.add_argument("--weights", default="auto", choices=WEIGHTS, help=BRIEF["weights"])
 
 
 def _compute(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--compute", default="auto", choices=COMPUTE,
-                         help="compute type. auto: bfloat16 if the CPU has instructions for it, else float32, and for "
-                              "language models the stored type of each weight; float32: the same bytes on every x86-64 "
-                              "machine; float32-fast: float32 without this promise, faster with mapped weights on CPUs "
-                              "with AVX2 only; bfloat16: float weights rounded to bfloat16; int8: fastest for "
-                              "embeddings, less exact (default: auto)")
+    command.add_argument("--compute", default="auto", choices=COMPUTE, help=BRIEF["compute"])
 
 
 def _one_adapter(command: argparse.ArgumentParser) -> None:
@@ -297,6 +281,7 @@ def _remote(command: argparse.ArgumentParser) -> None:
 
 def _ps(command: argparse.ArgumentParser) -> None:
     _remote(command)
+    command.add_argument("--wide", action="store_true", help="print all columns")
     _json(command)
 
 
@@ -338,7 +323,8 @@ def _server_options(command: argparse.ArgumentParser, leave_out: Iterable[str] =
             kind, unset = option.kind, argparse.SUPPRESS
             if option.name == "verbose" or option.name in leave_out:  # every command has --verbose
                 continue
-            text = (option.meaning + (f" (default: {option.default})" if option.default else "")).replace("%", "%%")
+            default = f" (default: {option.default})" if option.default else ""
+            text = (BRIEF.get(option.name) or option.meaning + default).replace("%", "%%")
             flags = (*filter(None, (_SHORT.get(option.name),)), option.flag)
             if not kind.metavar:
                 group.add_argument(*flags, dest=option.dest, action="store_true", default=unset, help=text)
@@ -355,8 +341,8 @@ def _serve(command: argparse.ArgumentParser) -> None:
 
 def _ray(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(title="commands", metavar="command", required=True)
-    serve = commands.add_parser("serve", help="like mpool serve, with several pools", description="Serve models over "
-                                "HTTP with several pools, each in a process of its own.")
+    serve = commands.add_parser("serve", help="like mpool serve, with several pools", epilog=epilog("ray serve"),
+                                description="Serve models over HTTP with several pools, each in a process of its own.")
     serve.set_defaults(run=_lazy("scaling", "serve"))
     serve.add_argument("--replicas", type=int, default=1, metavar="N", help="number of pools (default: 1)")
     serve.add_argument("--max-replicas", type=int, default=0, metavar="N",
@@ -370,9 +356,9 @@ def _ray(command: argparse.ArgumentParser) -> None:
     _server_options(serve, ("pin", "draft", "threads", "memory", "log_format", "ping", "max_header",
                             "max_header_count", *(name for name in OPTIONS if OPTIONS[name].server
                                                   and name.endswith("_timeout"))))
-    embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
-                                "of a folder, and add a column with the embeddings of the texts of a column. Files "
-                                "that exist in the target folder are skipped.")
+    embed = commands.add_parser("embed", help="embed a column of Parquet files", epilog=epilog("ray embed"),
+                                description="Copy the Parquet files of a folder, and add a column with the embeddings "
+                                "of the texts of a column. Files that exist in the target folder are skipped.")
     embed.set_defaults(run=_lazy("scaling", "embed"))
     embed.add_argument("source", help="folder with Parquet files")
     embed.add_argument("target", help="folder for the copies")
@@ -523,8 +509,9 @@ def _capture(command: argparse.ArgumentParser) -> None:
                          help="read names of control tokens in the prompt, such as <|im_end|>, as these tokens")
     _sampling(command, leave_out=("n",), temperature=0)
     compare = command.add_subparsers(title="commands", metavar="compare").add_parser(
-        "compare", help="compare two captures. Without this command, mpool capture records --prompt to --out, by "
-                        "default at temperature 0",
+        "compare", epilog=epilog("capture compare"),
+        help="compare two captures. Without this command, mpool capture records --prompt to --out, by default at "
+             "temperature 0",
         description="Compare two captures of one prompt, token by token and layer by layer. The grade of a record is "
                     "exact, close or acceptable if its maximum absolute difference is at most 1e-5, 1e-3 or 1e-1. The "
                     "exit code is 1 if a record does not reach the grade of --least.")
@@ -555,6 +542,10 @@ def _run(command: argparse.ArgumentParser) -> None:
 
 
 def _conversation(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--server", action="store_true",
+                         help="let the running server at --url reply; MODEL is a name on this server. The options "
+                              "--threads, --weights, --compute and --offline are then those of the server")
+    _remote(command)
     command.add_argument("--system", metavar="TEXT", help="system message")
     command.add_argument("--stats", action="store_true", help="print the speed after each reply")
     _sampling(command, leave_out=("n",))
@@ -585,11 +576,18 @@ def _pull(command: argparse.ArgumentParser) -> None:
 
 
 def _models(command: argparse.ArgumentParser, local: bool = False) -> None:
-    command.add_argument("--capability", choices=CAPABILITIES, help="only models with this capability")
+    tasks = [task for names in TASKS.values() for task in names]
+    command.add_argument("--task", choices=tasks, metavar="NAME", help=f"only models for {', '.join(tasks)}")
+    command.add_argument("--capability", choices=CAPABILITIES, metavar="NAME",
+                         help=f"only models with the capability {', '.join(CAPABILITIES)}")
+    command.add_argument("--fits", action="store_true",
+                         help="only models that fit into the memory limit of a pool")
     if local:
         command.set_defaults(local=True)
     else:
-        command.add_argument("--local", action="store_true", help="only downloaded models")
+        command.add_argument("--local", action="store_true", help="only models on this machine")
+    command.add_argument("--wide", action="store_true", help="print all columns" + (
+        "" if local else ", and the architectures whose results are compared with other implementations"))
     _json(command)
 
 

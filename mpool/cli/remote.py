@@ -11,11 +11,15 @@ import socket
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from ..errors import InvalidArgument, ModelError, SendError, Timeout
+from ..errors import ContextOverflow, InvalidArgument, ModelError, MpoolError, SendError, Timeout
+from ..names import TASKS
 from ..server.settings import default_token_file, read_token
-from .common import note, print_json, say, table
+from .common import note, print_json, say
+from .layout import screen_width, table
 
 #: Address of the server if neither ``--url`` nor ``MPOOL_URL`` names one.
 DEFAULT_URL = "http://127.0.0.1:11435"
@@ -67,37 +71,68 @@ class Server:
             body: body of a POST request; None: send a GET request.
 
         Raises:
+            SendError, Timeout, ModelError: see :meth:`open`.
+        """
+        with self.open(path, body) as response:
+            found: dict[str, Any] = json.loads(response.read(_MAX_RESPONSE))
+            if not isinstance(found, dict) or wanted not in found:
+                raise ValueError(f"the response is not a JSON object with the key {wanted}")
+        return found
+
+    @contextmanager
+    def open(self, path: str, body: dict[str, Any] | None = None, seconds: float | None = None) -> Iterator[Any]:
+        """Send a request, and yield the response.
+
+        Args:
+            path: path of the route.
+            body: body of a POST request; None: send a GET request.
+            seconds: time limit of each wait for the server; None: that of a short request.
+
+        Raises:
             SendError: there is no server, or the response is not one of mpool's server.
             Timeout: the server does not respond in time.
+            ContextOverflow: the input is longer than the context of the model.
             ModelError: the server refuses the request; the message is the server's.
         """
+        seconds = seconds or _SECONDS
         headers = {"content-type": "application/json"}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers)
         try:
-            with self.opener.open(request, timeout=_SECONDS) as response:
-                found: dict[str, Any] = json.loads(response.read(_MAX_RESPONSE))
-            if not isinstance(found, dict) or wanted not in found:
-                raise ValueError(f"the response is not a JSON object with the key {wanted}")
-            return found
+            try:
+                response = self.opener.open(request, timeout=seconds)
+            except urllib.error.HTTPError as error:
+                if error.code != 401 or not self._take_default_token():
+                    raise self._refusal(error) from None
+                request.add_header("authorization", f"Bearer {self.token}")
+                response = self.opener.open(request, timeout=seconds)
+            with response:
+                yield response
         except urllib.error.HTTPError as error:
-            if error.code == 401 and self._take_default_token():
-                return self.request(path, wanted, body)
-            hint = None
-            if error.code == 401:
-                hint = "Name the server's token file with --token-file; mpool serve prints its path"
-                if self.default_file is not None:
-                    hint = f"The server does not accept the token in {self.default_file}. {hint}"
-            raise ModelError(_reason(error), hint=hint) from None
+            raise self._refusal(error) from None
         except TimeoutError:  # connected, but there was no response; a failed connection is a URLError
-            raise Timeout(f"{self.url} did not respond within {_SECONDS:g} s",
+            raise Timeout(f"{self.url} did not respond within {seconds:g} s",
                           hint="Requests of the model may still run: mpool ps shows them") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, MpoolError):
+                raise
             cause = getattr(error, "reason", None) or error
             raise SendError(f"{self.url} does not respond as `mpool serve` does: {cause}",
                             hint="Start a server with `mpool serve`, or name its address with --url") from None
+
+    def _refusal(self, error: urllib.error.HTTPError) -> MpoolError:
+        """Return the error of a request that the server refuses."""
+        code, text = _reason(error)
+        if code == "context_length_exceeded":
+            return ContextOverflow(text)
+        hint = None
+        if error.code == 401:
+            hint = "Name the server's token file with --token-file; mpool serve prints its path"
+            if self.default_file is not None:
+                hint = f"The server does not accept the token in {self.default_file}. {hint}"
+        return ModelError(text, hint=hint)
 
     def _take_default_token(self) -> bool:
         """Read the default token file for a server on a loopback address. Return False if there is no new token."""
@@ -121,34 +156,43 @@ def _is_local(host: str, port: int) -> bool:
     return bool(found) and all(ipaddress.ip_address(one).is_loopback for one in found)
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    """Return the message of a refused request, with commands in place of routes."""
+def _reason(error: urllib.error.HTTPError) -> tuple[str, str]:
+    """Return the code of a refused request, and its message with commands in place of routes."""
     try:
         found = json.loads(error.read(_MAX_RESPONSE))["error"]
-        text = str(found["message"] if isinstance(found, dict) else found)
+        code, text = (str(found.get("code")), str(found["message"])) if isinstance(found, dict) else ("", str(found))
         for route, command in _COMMANDS.items():
             text = text.replace(route, command)
-        return text
+        return code, text
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        return f"status {error.code}"
+        return "", f"status {error.code}"
 
 
-def _server(arguments: argparse.Namespace) -> Server:
+def server_of(arguments: argparse.Namespace) -> Server:
+    """Return the server that ``--url`` and ``--token-file`` name."""
     token = None if arguments.token_file is None else read_token(arguments.token_file)
     return Server(arguments.url or os.environ.get("MPOOL_URL") or DEFAULT_URL, token)
 
 
 def ps(arguments: argparse.Namespace) -> int:
     """Run ``mpool ps``."""
-    state = _server(arguments).request("/api/mpool/state", "models")
+    state = server_of(arguments).request("/api/mpool/state", "models")
     models = [row for row in state["models"] if row["workers"] or row["model_bytes"] or row["state"] == "loading"]
     if arguments.json:
         print_json(models)
         return 0
-    say(table(("MODEL", "CAPABILITY", "STATE", "WORKERS", "RUNNING", "QUEUED", "MEMORY", "UNLOADS IN"),
-              [(row["key"], row["capability"], row["state"], str(len(row["workers"])), str(row["running"]),
-                str(row["queued"]), f"{(row['model_bytes'] + row['engine_bytes']) / 1e6:,.0f} MB", _left(row))
-               for row in models]))
+    columns: dict[str, list[str]] = {
+        "NAME": [row["key"] for row in models],
+        "TASK": [TASKS[row["capability"]][0] for row in models],
+        "STATE": [row["state"] for row in models],
+        "MEMORY": [f"{(row['model_bytes'] + row['engine_bytes']) / 1e6:,.0f} MB" for row in models],
+        "UNLOADS IN": [_left(row) for row in models],
+    }
+    if arguments.wide:
+        columns |= {"WORKERS": [str(len(row["workers"])) for row in models],
+                    "RUNNING": [str(row["running"]) for row in models],
+                    "QUEUED": [str(row["queued"]) for row in models]}
+    say(table(list(columns), zip(*columns.values()), None if arguments.wide else screen_width()))
     memory = state["memory"]
     say(f"\n{memory['used'] / 1e6:,.0f} MB of {memory['limit'] / 1e6:,.0f} MB used, {state['status']}")
     return 0
@@ -167,7 +211,7 @@ def _left(row: dict[str, Any]) -> str:
 
 def stop(arguments: argparse.Namespace) -> int:
     """Run ``mpool stop``. If a model cannot be unloaded, the others still are."""
-    server, failed = _server(arguments), False
+    server, failed = server_of(arguments), False
     for name in arguments.model:
         try:
             server.request("/api/generate", "done", {"model": name, "keep_alive": 0})

@@ -9,12 +9,19 @@ from ..tasks.output_table import OUTPUTS
 from .common import adapter_of, note, packages, say
 from .serving import configured
 
+#: Option of ``mpool serve``, which a variable or a file may have -> what to use instead.
+_OTHERS = {"threads": "Use --cpus N", "memory": "Use --memory-mb N, for each pool", "pin": "Use --keep-alive -1",
+           "draft": "Leave it out"}
+
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool ray serve`` until SIGTERM or Ctrl-C."""
     with packages("`mpool ray`", "ray"):
         from ..integrations.ray.serving import Plan, run
     given = configured(arguments)
+    for name, hint in _OTHERS.items():
+        if name in given.values:
+            raise InvalidArgument(f"{given.labels[name]} has no effect on the pools of Ray", param=name, hint=hint)
     settings, file = given.settings()
     given.pool_config()  # an error here names the option
     pool = {name: value for name, value in given.fields("pool").items() if name != "shutdown_grace"}

@@ -38,6 +38,8 @@ for _row in ROWS:
 
 Row = TypeVar("Row")
 _PART = re.compile(r"(.+)\[(\d+)\]")
+#: Condition of a tensor that some layers have: the condition before it, and the size with the layers.
+_LAYERS = re.compile(r"(.*?) ?\bin (\w+)")
 #: Name of a weight with a parametrisation (torch.nn.utils.parametrize), after the name of its module.
 _PARAMETRIZED = ".parametrizations.weight.original"
 
@@ -169,9 +171,10 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
     """
     table: dict[str, Expected] = {}
     for number, tensor in enumerate(row.tensors):
-        when, _, kind = tensor.when.partition("in ") if tensor.when.endswith(("in dense", "in sparse")) else (
-            tensor.when, "", "")
-        when = when.rstrip()
+        when, kind = tensor.when, ""
+        if layered := _LAYERS.fullmatch(when):
+            when, kind = layered[1], layered[2]
+        which = ~size["sparse"] if kind == "dense" else size[kind] if kind else -1  # bit i: layer i
         condition = when.partition("if ")[2].removesuffix(" above 0")
         above = when.endswith("above 0")
         if condition and not gguf and not size.get(condition, 0):
@@ -184,8 +187,7 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
         experts = range(size.get("X", 0)) if "{x}" in tensor.hf else range(1)
         inner = size.get("inner", 1)
         for layer, expert in itertools.product(layers, experts):
-            sparse = kind and size["sparse"] >> layer & 1 == 1
-            if (above and layer == 0) or (kind and sparse != (kind == "sparse")):
+            if (above and layer == 0) or not which >> layer & 1:
                 continue
             name, hf, stored = (name.replace("{}", str(layer)).replace("{x}", str(expert))
                                 .replace("{g}", str(layer // inner)).replace("{i}", str(layer % inner))

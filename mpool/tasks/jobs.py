@@ -100,8 +100,8 @@ class Job:
         """Cancel the request. A running request stops after its current layer or token.
 
         Returns:
-            True: :meth:`result` will raise, usually :class:`mpool.Cancelled`, even if the model finishes its work at
-            that moment. False: the request had already ended, and its result or error stays.
+            True: :meth:`result` will raise, usually :class:`mpool.errors.Cancelled`, even if the model finishes its
+            work at that moment. False: the request had already ended, and its result or error stays.
         """
         cancelled = self._ticket is not None and self._ticket.cancel()
         if cancelled:

@@ -38,8 +38,9 @@ static inline const hostile_base *hostile_base_of(int kind) {
                                                      {MP_Q4_K, MP_Q5_K, MP_Q3_K}, {MP_Q4_1, MP_Q5_1, MP_Q5_0},
                                                      {MP_Q8_0, MP_Q4_0, MP_Q8_0}, {MP_IQ4_XS, MP_Q2_K, MP_IQ2_XS},
                                                      {MP_Q8_0, MP_Q8_0, MP_Q4_K}, {MP_F32, MP_F32, MP_F32}};
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1};
     static const tiny_kind kinds[] = {
-        {.arch = "llama"}, {.arch = "llama"}, {.arch = "llama", .window = 12},
+        {.arch = "llama"}, {.arch = "lfm2", .mixers = mixers}, {.arch = "llama", .window = 12},
         {.arch = "llama", .more = hostile_adapters},
         {.arch = "gpt_oss", .experts = 4, .biased = true}, {.arch = "gemma3", .window = 9, .scaled = true},
         {.arch = "deepseek2", .experts = 4}};

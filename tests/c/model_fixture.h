@@ -18,7 +18,7 @@
 
 enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
        TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32,
-       TINY_PADDING = 2048 /* values between the experts and the last ones, in a tensor that no model reads */ };
+       TINY_TAPS = 3, TINY_PADDING = 2048 /* values between the experts and the last ones, in a tensor that no model reads */ };
 
 typedef struct tiny_file { /* a weight file and its spec under construction */
     uint8_t *bytes;
@@ -182,6 +182,7 @@ typedef struct tiny_kind {
     bool uneven;   /* the second layer has one KV head */
     bool layer_norms, plain_ffn, one_norm; /* layer norms with biases; no gates; one norm for both blocks of a layer */
     const int64_t *blocks; /* [TINY_LAYERS] `mpool.layer_blocks`, or NULL */
+    const int64_t *mixers; /* [TINY_LAYERS] `mpool.layer_mixers`, or NULL */
     bool scaled;   /* scale factors, softcaps, a separate rotary base for windows, a layer without rotation */
     int long_from; /* LongRoPE from this position; 0 = none */
     int experts;   /* number of experts, two used per row; 0 = none. The last expert is never chosen, because its router
@@ -217,6 +218,16 @@ static inline void tiny_expert(tiny_file *file, const mp_dtype *types, int type_
         tiny_tensor(file, name, types[(p == 2 ? 1 : 0) % type_count], p == 2 ? TINY_HIDDEN : TINY_EXPERT,
                     p == 2 ? TINY_EXPERT : TINY_HIDDEN, 0.1f, 0);
     }
+}
+
+static inline void tiny_short_conv(tiny_file *file, const mp_dtype *types, int type_count, int layer) {
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.shortconv.in_proj.weight", layer);
+    tiny_tensor(file, name, types[layer % type_count], 3 * TINY_HIDDEN, TINY_HIDDEN, 0.1f, 0);
+    snprintf(name, sizeof name, "blk.%d.shortconv.out_proj.weight", layer);
+    tiny_tensor(file, name, types[(layer + 1) % type_count], TINY_HIDDEN, TINY_HIDDEN, 0.1f, 0);
+    snprintf(name, sizeof name, "blk.%d.shortconv.conv.weight", layer);
+    tiny_tensor(file, name, MP_F32, TINY_HIDDEN, TINY_TAPS, 1.0f, 0);
 }
 
 /* Set the keys of multi-head latent attention, and of DeepSeek's grouped routing and shared expert. */
@@ -313,6 +324,10 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         tiny_flag(file.spec, "mpool.one_norm", true);
     if (kind->blocks)
         tiny_ints(file.spec, "mpool.layer_blocks", kind->blocks, TINY_LAYERS);
+    if (kind->mixers) {
+        tiny_ints(file.spec, "mpool.layer_mixers", kind->mixers, TINY_LAYERS);
+        tiny_arch_int(file.spec, kind->arch, "shortconv.l_cache", TINY_TAPS);
+    }
     if (latent)
         tiny_latent_keys(file.spec, kind);
     if (kind->scaled) {
@@ -375,7 +390,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_latent_vectors(&file, kind, l);
         for (size_t m = 0; !latent && m < sizeof matrices / sizeof *matrices; m++) {
             const bool ffn = strncmp(matrices[m].name, "ffn", 3) == 0;
-            if ((kind->experts && ffn) || (kind->plain_ffn && strcmp(matrices[m].name, "ffn_gate") == 0) ||
+            if ((kind->experts && ffn) || (!ffn && kind->mixers && kind->mixers[l] > 0) || (kind->plain_ffn && strcmp(matrices[m].name, "ffn_gate") == 0) ||
                 (kind->blocks && kind->blocks[l] == (ffn ? 1 : 2)))
                 continue;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
@@ -383,6 +398,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             const int rows = is_kv ? TINY_HIDDEN / TINY_HEADS * (int)kv_counts[l] : matrices[m].rows;
             tiny_tensor(&file, name, types[at++ % type_count], rows, matrices[m].columns, 0.1f, 0);
         }
+        if (kind->mixers && kind->mixers[l] == 1)
+            tiny_short_conv(&file, types, type_count, l);
         for (int e = 0; e + 1 < kind->experts; e++)
             tiny_expert(&file, types, type_count, l, e);
         const struct {
@@ -404,6 +421,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_tensor(&file, name, MP_F32, kind->experts, TINY_HIDDEN, 0.3f, 0);
             tiny_forbid_last(&file, kind);
         }
+        const bool mixes = kind->mixers && kind->mixers[l] > 0; /* the mixer is not attention */
         const int head = flags & MP_DECODER_HEAD_NORMS ? TINY_HIDDEN / TINY_HEADS : 0;
         const bool wide = flags & MP_DECODER_QUERY_NORMS, one = kind->one_norm || (kind->blocks && kind->blocks[l]);
         const struct {
@@ -413,8 +431,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
                      {"ffn_norm", flags & MP_DECODER_NO_INPUT_NORMS || one ? 0 : TINY_HIDDEN},
                      {"post_attention_norm", flags & MP_DECODER_OUTPUT_NORMS ? TINY_HIDDEN : 0},
                      {"post_ffw_norm", flags & MP_DECODER_OUTPUT_NORMS ? TINY_HIDDEN : 0},
-                     {"attn_q_norm", wide ? TINY_HIDDEN : head},
-                     {"attn_k_norm", wide ? kv : head}};
+                     {"attn_q_norm", mixes ? 0 : wide ? TINY_HIDDEN : head},
+                     {"attn_k_norm", mixes ? 0 : wide ? kv : head}};
         for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, norms[i].name);
             if (norms[i].items > 0)

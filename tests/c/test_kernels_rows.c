@@ -23,6 +23,23 @@ static const mp_act acts[] = {MP_ACT_NONE, MP_ACT_GELU, MP_ACT_GELU_TANH, MP_ACT
                               MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID,   MP_ACT_QUICK_GELU};
 enum { ACTS = sizeof acts / sizeof *acts };
 
+/* Compare convolutions of two rows, of x, w and b as rows. */
+static void compare_conv(const kt_set *v, const kt_set *ref, mp_test_random *random, const float *x, const float *w,
+                         const float *b, int n, const char *what) {
+    const float *const rows[] = {x, w, b, x, w};
+    float *kernel = kt_edge(4 * n), *want = kt_edge(2 * n), *got = kt_edge(2 * n);
+    kt_random(random, kernel, 4 * n);
+    for (int taps = 1; taps <= 4; taps++)
+        for (int with = 0; with < 2; with++) {
+            ref->call.causal_conv(rows, 0, kernel, n, with ? b : NULL, taps, 2, n, want, n);
+            v->call.causal_conv(rows, 0, kernel, n, with ? b : NULL, taps, 2, n, got, n);
+            kt_same_matrix(v, want, got, 2, n, n, "causal_conv %s n=%d taps=%d bias=%d", what, n, taps, with);
+        }
+    kt_edge_free(kernel, 4 * n);
+    kt_edge_free(want, 2 * n);
+    kt_edge_free(got, 2 * n);
+}
+
 /* Compare every row kernel with ref at one length and for one kind of input. */
 static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *random, int n, int kind) {
     const char *what = kind < KT_EXTREMES ? kt_extreme_names[kind] : "ordinary";
@@ -62,6 +79,7 @@ static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *rand
             v->call.column_sums(x, columns, n / columns, columns, with ? b : NULL, got);
             kt_same(v, want, got, columns, "column_sums %s n=%d columns=%d centre=%d", what, n, columns, with);
         }
+    compare_conv(v, ref, random, x, w, b, n, what);
     for (int i = 0; i < ACTS; i++) {
         ref->call.affine(x, b, w, b, acts[i], n, want);
         memcpy(got, x, bytes);

@@ -257,6 +257,11 @@ MP_TEST_SECONDS(models_contract_one_norm, 300) {
     check_kind(&(tiny_kind){.arch = "cohere2", .one_norm = true, .layer_norms = true, .window = 80});
 }
 
+MP_TEST_SECONDS(models_contract_short_convolutions, 300) {
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1};
+    check_kind(&(tiny_kind){.arch = "lfm2", .mixers = mixers});
+}
+
 MP_TEST_SECONDS(models_contract_long_rope, 300) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
 static void scale_residuals(tiny_file *file) { tiny_float(file->spec, "mpool.residual_scale", 0.5); }

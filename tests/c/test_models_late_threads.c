@@ -58,6 +58,7 @@ static void check(const tiny_kind *kind, const mp_dtype *types, int count, mp_co
 
 MP_TEST_SECONDS(models_late_threads_of_decoders, 60) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K}, floats[] = {MP_F32};
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1};
     static const tiny_kind kinds[] = {
         {.arch = "llama"},
         {.arch = "gemma3", .window = 80, .scaled = true},
@@ -65,6 +66,7 @@ MP_TEST_SECONDS(models_late_threads_of_decoders, 60) {
         {.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true},
         {.arch = "deepseek2", .experts = 6},
         {.arch = "olmo2"},
+        {.arch = "lfm2", .mixers = mixers},
     };
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         check(&kinds[k], quantised, 3, MP_COMPUTE_AUTO);

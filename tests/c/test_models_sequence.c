@@ -40,7 +40,7 @@ MP_TEST(models_sequence_wipes_its_rows_only) {
         MP_CHECK_OK(mp_prefix_take(&expected, &same[b], &error), &error);
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const mp_cached cached = {.blocks = ids, .count = cases[i][0]};
+        mp_cached cached = {.blocks = ids, .count = cases[i][0]};
         fill(&cache.kv, ids, 0, 0);
         fill(&expected.kv, same, cases[i][0], cases[i][1]);
         mp_cached_wipe(&cached, &cache, cases[i][1]);

@@ -91,6 +91,23 @@ static void attend(const mp_decoder *model, const mp_mixer *mixer, double in[][T
     add(out, sum);
 }
 
+/* sum [PROMPT, hidden] += short convolution(in). */
+static void convolve(const mp_mixer *mixer, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
+    static double bcx[PROMPT][3 * TINY_HIDDEN], y[PROMPT][TINY_HIDDEN], out[PROMPT][TINY_HIDDEN];
+    const mp_causal_conv *conv = &mixer->recurrent.conv;
+    multiply(&mixer->recurrent.in, 0, in[0], TINY_HIDDEN, bcx[0], 3 * TINY_HIDDEN);
+    for (int t = 0; t < PROMPT; t++)
+        for (int i = 0; i < TINY_HIDDEN; i++) {
+            double taps = 0;
+            for (int j = 0; j < conv->taps && j <= t; j++)
+                taps += (double)conv->kernel[(conv->taps - 1 - j) * TINY_HIDDEN + i] * bcx[t - j][i] *
+                        bcx[t - j][2 * TINY_HIDDEN + i];
+            y[t][i] = taps * bcx[t][TINY_HIDDEN + i];
+        }
+    multiply(&mixer->out, 0, y[0], TINY_HIDDEN, out[0], TINY_HIDDEN);
+    add(out, sum);
+}
+
 static void feed(const mp_ffn *ffn, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
     static double gate[PROMPT][TINY_FFN], up[PROMPT][TINY_FFN], out[PROMPT][TINY_HIDDEN];
     multiply(&ffn->mlp.up, 0, in[0], TINY_HIDDEN, gate[0], TINY_FFN);
@@ -118,7 +135,10 @@ static void reference(const mp_decoder *model, const int32_t *ids, double *logit
             for (int t = 0; t < PROMPT; t++)
                 norm(&sub->norm, x[t], in[t]);
             for (int m = 0; m < sub->mixers; m++)
-                attend(model, sub->mixer[m], in, x);
+                if (sub->mixer[m]->ops == &mp_mixer_short_conv)
+                    convolve(sub->mixer[m], in, x);
+                else
+                    attend(model, sub->mixer[m], in, x);
             for (int f = 0; f < sub->ffns; f++)
                 feed(sub->ffn[f], in, x);
         }
@@ -226,6 +246,13 @@ MP_TEST(models_sublayers_any_composition_equals_the_reference) {
 MP_TEST(models_sublayers_of_different_stores_equal_the_reference) {
     for (int threads = 1; threads <= 2; threads++)
         check(&plain, tiny_mix_stores, threads);
+}
+
+MP_TEST(models_sublayers_short_convolutions_equal_the_reference) {
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1};
+    const tiny_kind kind = {.arch = "llama", .mixers = mixers};
+    for (int threads = 1; threads <= 2; threads++)
+        check(&kind, NULL, threads);
 }
 
 /* A file may list the number of KV heads of each layer. */

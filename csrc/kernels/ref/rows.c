@@ -57,6 +57,17 @@ static void ref_mul_add(const float *a, const float *b, int64_t n, float *y) {
         y[i] = fmaf(a[i], b[i], y[i]);
 }
 
+static void ref_causal_conv(const float *const *x, int64_t at, const float *kernel, int64_t ld, const float *bias,
+                            int taps, int rows, int n, float *y, int64_t ldy) {
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < n; c++) {
+            float sum = bias ? bias[c] : 0.0f;
+            for (int j = 0; j < taps; j++)
+                sum = fmaf(kernel[j * ld + c], x[r + j][at + c], sum);
+            y[r * ldy + c] = sum;
+        }
+}
+
 static void ref_column_sums(const float *x, int64_t ld, int rows, int n, const float *centre, float *out) {
     for (int i = 0; i < n; i++) {
         float sum = 0.0f;
@@ -198,6 +209,7 @@ void mp_ref_rows(mp_kernel_table *table) {
     MP_SET(table, add, ref_add, "ref");
     MP_SET(table, mul_add, ref_mul_add, "ref");
     MP_SET(table, column_sums, ref_column_sums, "ref");
+    MP_SET(table, causal_conv, ref_causal_conv, "ref");
     MP_SET(table, affine, ref_affine, "ref");
     MP_SET(table, gated, ref_gated, "ref");
     MP_SET(table, activate, ref_activate, "ref");

@@ -266,12 +266,24 @@ static void rows_widen_i8(const int8_t *x, int64_t n, float *y) {
         y[i] = (float)x[i];
 }
 
+static void rows_causal_conv(const float *const *x, int64_t at, const float *kernel, int64_t ld, const float *bias,
+                             int taps, int rows, int n, float *y, int64_t ldy) {
+    for (int c = 0; c < n; c += VEC_N)
+        for (int r = 0; r < rows; r++) {
+            vec sum = bias ? row_load(bias, c, n) : vec_zero();
+            for (int j = 0; j < taps; j++)
+                sum = vec_fma(row_load(kernel + j * ld, c, n), row_load(x[r + j] + at, c, n), sum);
+            row_store(y + r * ldy, c, n, sum);
+        }
+}
+
 static void rows_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, rms_norm, rows_rms_norm, variant);
     MP_SET(table, layer_norm, rows_layer_norm, variant);
     MP_SET(table, add, rows_add, variant);
     MP_SET(table, mul_add, rows_mul_add, variant);
     MP_SET(table, column_sums, rows_column_sums, variant);
+    MP_SET(table, causal_conv, rows_causal_conv, variant);
     MP_SET(table, affine, rows_affine, variant);
     MP_SET(table, gated, rows_gated, variant);
     MP_SET(table, activate, rows_activate, variant);

@@ -24,6 +24,7 @@ typedef struct mp_decoder {
     float *balance;    /* memory of the layers' `balance`, or NULL */
     mp_adapters adapters;
     int32_t hidden, layer_count, vocab, context;
+    int32_t conv_taps; /* of short convolutions */
     mp_attention_shape *shapes; /* [shape_count] the different sizes of the layers' attention */
     uint16_t *layer_shapes;     /* [layer_count] index of each layer's shape */
     int shape_count;
@@ -72,6 +73,9 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
     bool is_long;           /* see mp_decoder.long_from */
     uint8_t adapter;        /* number of the adapter of all rows (mp_adapters_find); 0: none */
     const uint32_t *blocks; /* KV blocks of positions 0 .. past + rows - 1 */
+    uint8_t *state, *log; /* generation/states.h; NULL: the model has no states */
+    int pending;          /* rows of the log to add to the state before these */
+    bool logs;            /* write these rows to the log, and leave the state as it is */
     const int32_t (*positions)[3]; /* [n_positions] M-RoPE positions of the first n_positions tokens; each position of a
                                     * later token is its index plus `shift`. NULL: all tokens are later tokens */
     int32_t n_positions, shift;

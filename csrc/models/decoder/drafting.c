@@ -44,6 +44,10 @@ mp_status mp_draft_model_check(const mp_spec *spec, mp_error *error) {
     if (!arch || arch->family->load != mp_decoder_load || !tokens)
         return mp_fail(error, MP_UNSUPPORTED, "`draft` must be a language model for text, got a model of type %.40s",
                        mp_spec_architecture(draft));
+    if (mp_spec_find(draft, "mpool.layer_mixers"))
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "`draft` must be a model in which every layer has attention, got a model of type %.40s",
+                       mp_spec_architecture(draft));
     return check_tokens(mp_spec_tokens(spec), tokens, error);
 }
 

@@ -21,7 +21,10 @@ int mp_drafts_most(const mp_decoder *model, const mp_item *item, int choice) {
     if (!request->prompt_done_ns || seq->cached.count + 1 != seq->count || request->masks || seq->speculation_off)
         return 0;
     /* no tokens beyond max_tokens or the end of the context: the completion could not keep them */
-    const int rows = smaller(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
+    int rows = smaller(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
+    /* A pass with drafts leaves the state as it was, so the row before a snapshot goes without */
+    if (model->kv.state_bytes > 0)
+        rows = smaller(rows, seq->cached.stop - seq->count - 1);
     return rows > 0 ? smaller(rows, MP_DRAFT_MAX) : 0;
 }
 
@@ -83,8 +86,10 @@ void mp_drafts_take(mp_text_engine *engine) {
         if (step->drafts == 0)
             continue;
         int rows = step->rows + step->drafts;
+        mp_error error;
         mp_cached_take(&step->seq->cached, &engine->cache, &rows, NULL);
-        step->drafts = rows - step->rows;
+        const bool logs = mp_cached_take_log(&step->seq->cached, &engine->cache, &error) == MP_OK;
+        step->drafts = logs ? rows - step->rows : 0;
     }
 }
 

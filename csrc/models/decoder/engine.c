@@ -164,11 +164,12 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
             *masks |= !may;
             continue;
         }
-        int left = seq->count - seq->cached.count, tile;
+        const int left = mp_sequence_group_left(state, &engine->cache, &state->seqs[i]);
+        int tile;
         rows += mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
                                 left < STEP_ROWS ? left : STEP_ROWS, &tile);
         *missing = *missing < 0 ? tile : *missing;
-        *decoding &= left == 1;
+        *decoding &= seq->count - seq->cached.count == 1;
     }
     return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
 }
@@ -336,7 +337,8 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 sample_deferred(engine, item, c, &outcomes[p]);
             if (outcomes[p] != MP_OUTCOME_MORE)
                 break;
-            int missing, want = seq->done ? 0 : seq->count - seq->cached.count; /* 0 also while the sequence waits */
+            /* 0 rows also while the sequence waits */
+            int missing, want = seq->done ? 0 : mp_sequence_group_left(state, &engine->cache, seq);
             want = mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
                                    want < left ? want : left, &missing);
             if (want == 0)
@@ -437,6 +439,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         mp_text_request *request = (mp_text_request *)plan->items[step->plan]->request;
         const mp_sequence_group *group = plan->items[step->plan]->state;
         const mp_request_images *images = group->images;
+        const mp_state *state = seq->cached.state;
         memcpy(id + rows->M, seq->tokens + seq->cached.count, (size_t)step->rows * sizeof *id);
         memcpy(id + rows->M + step->rows, seq->draft.tokens, (size_t)step->drafts * sizeof *id);
         if (rows->vector)
@@ -451,6 +454,10 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
             .is_long = mp_decoder_is_long(engine->model, request),
             .adapter = group->adapter,
             .blocks = seq->cached.blocks,
+            .state = state ? state->memory : NULL,
+            .log = state ? state->log : NULL,
+            .pending = state ? state->pending : 0,
+            .logs = step->drafts > 0,
             .positions = images ? (const int32_t (*)[3])images->positions : NULL,
             .n_positions = request->n_prompt,
             .shift = images ? images->shift : 0,
@@ -653,6 +660,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
+        for (int s = 0; s < engine->step_count; s++)
+            mp_cached_enter(&engine->steps[s].seq->cached, engine->steps[s].drafts);
         mp_weight_store *store = &engine->model->store;
         const uint64_t packed = mp_weight_store_begin(store, rows.M);
         mp_lease_run(lease, pass_body, &pass);

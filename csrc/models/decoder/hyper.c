@@ -256,19 +256,33 @@ static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *
     return MP_OK;
 }
 
-/* Gives each mixer keys and values of its own. */
+/* Gives a mixer with a state its places in the state and in the log. */
+static void place_state(mp_decoder *model, mp_mixer *mixer) {
+    size_t log_bytes;
+    mixer->recurrent.state_at = model->kv.state_bytes;
+    mixer->recurrent.log_at = model->kv.log_bytes;
+    model->kv.state_bytes += mixer->ops->state(mixer, &log_bytes);
+    model->kv.log_bytes += log_bytes;
+}
+
+/* Gives each mixer keys and values of its own, or a state. */
 static mp_status make_stores(mp_decoder *model, mp_error *error) {
     mp_mixer *mixer;
     int count = 0;
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
-            mixer->attention.store = count++;
+            if (mixer->ops->state)
+                place_state(model, mixer);
+            else
+                mixer->attention.store = count++;
     model->kv_stores = mp_alloc_array((size_t)count, sizeof *model->kv_stores, MP_TAG_WEIGHTS);
     if (!model->kv_stores)
         return mp_fail_memory(error, (uint64_t)count * sizeof *model->kv_stores, "the layout of the KV cache");
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++) {
             const mp_paged_attention *attention = &mixer->attention;
+            if (mixer->ops->state)
+                continue;
             model->kv_stores[attention->store] = (mp_kv_store){.heads = attention->shape->kv_heads,
                                                             .k_dim = attention->shape->head_dim,
                                                             .v_dim = attention->shape->padded_dim,

@@ -112,6 +112,16 @@ mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const 
     return has ? mp_builder_vector(reader->builder, vector, weight, n, error) : refuse(reader, weight, error);
 }
 
+mp_status mp_reader_conv(const mp_layer_reader *reader, mp_causal_conv *conv, const char *name, mp_error *error) {
+    char full[64];
+    snprintf(full, sizeof full, "blk.%d.%s.weight", reader->index, name);
+    MP_TRY(mp_builder_taps(reader->builder, &conv->kernel, full, conv->channels, conv->taps, error));
+    snprintf(full, sizeof full, "blk.%d.%s.bias", reader->index, name);
+    return mp_weights_has(reader->model->weights, full)
+               ? mp_builder_vector(reader->builder, &conv->bias, full, conv->channels, error)
+               : MP_OK;
+}
+
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* Reads a network that is not a mixture; `shared`: the shared expert of a layer with experts. */
@@ -181,10 +191,9 @@ static mp_status read_norms(const mp_layer_reader *reader, mp_sublayer *sub, con
 }
 
 static mp_status add_mixer(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
-    const bool latent = reader->flags & MP_DECODER_LATENT_ATTENTION;
-    if (!latent)
+    if (reader->mixer != &mp_mixer_latent)
         MP_TRY(refuse_own(reader, "attn_kv_a_mqa", error));
-    mp_mixer *mixer = mp_sublayer_add_mixer(sub, latent ? &mp_mixer_latent : &mp_mixer_attention);
+    mp_mixer *mixer = mp_sublayer_add_mixer(sub, reader->mixer);
     if (!mixer)
         return mp_fail_memory(error, sizeof *mixer, "a block of a layer");
     return mixer->ops->read(reader, mixer, error);
@@ -196,6 +205,31 @@ static mp_status add_ffns(const mp_layer_reader *reader, mp_sublayer *sub, bool 
     if (!dense)
         MP_TRY(read_experts(reader, sub, error));
     return width > 0 ? read_dense(reader, sub, !dense, width, error) : MP_OK;
+}
+
+/* Values of the list `mpool.layer_mixers`, which says of each layer which mixer it has. */
+typedef enum mp_layer_mixes { MP_MIXES_ATTENTION, MP_MIXES_SHORT_CONV } mp_layer_mixes;
+
+static const mp_mixer_ops *mixer_of(uint32_t flags, int64_t mixes) {
+    if (mixes == MP_MIXES_SHORT_CONV)
+        return &mp_mixer_short_conv;
+    return flags & MP_DECODER_LATENT_ATTENTION ? &mp_mixer_latent : &mp_mixer_attention;
+}
+
+/* Reads the kinds of mixers, and the sizes of those that are not attention. */
+static mp_status read_mixers(mp_decoder *model, const mp_load_args *args, int64_t *mixes, mp_error *error) {
+    int64_t attention = MP_MIXES_ATTENTION, taps, counts[MP_MIXES_SHORT_CONV + 1] = {0};
+    MP_TRY(mp_spec_ints(args->spec, "mpool.layer_mixers", model->layer_count, MP_MIXES_ATTENTION, MP_MIXES_SHORT_CONV,
+                        &attention, mixes, error));
+    for (int i = 0; i < model->layer_count; i++)
+        counts[mixes[i]]++;
+    if (counts[MP_MIXES_ATTENTION] == 0)
+        return mp_fail(error, MP_UNSUPPORTED, "no layer has attention, which mpool does not support");
+    if (counts[MP_MIXES_SHORT_CONV] > 0) {
+        MP_TRY(mp_spec_int(args->spec, "{arch}.shortconv.l_cache", 2, MP_BUILDER_TAPS, NULL, &taps, error));
+        model->conv_taps = (int32_t)taps;
+    }
+    return MP_OK;
 }
 
 /* Composes a layer: a mixer, and a network with a norm of its own, or with that of the mixer. A layer may also have one
@@ -221,15 +255,17 @@ static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_layer_
 mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error) {
     bool dense[MP_DECODER_LAYERS], gated = true, one_norm = false;
-    int64_t has[MP_DECODER_LAYERS], both = MP_LAYER_BOTH;
+    int64_t has[MP_DECODER_LAYERS], mixes[MP_DECODER_LAYERS], both = MP_LAYER_BOTH;
     MP_TRY(read_dense_layers(model, args->spec, dense, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.gated_ffn", &gated, &gated, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.one_norm", &one_norm, &one_norm, error));
     MP_TRY(mp_spec_ints(args->spec, "mpool.layer_blocks", model->layer_count, MP_LAYER_BOTH, MP_LAYER_FFN, &both, has,
                         error));
+    MP_TRY(read_mixers(model, args, mixes, error));
     model->last_mixed = -1;
     for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
-        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset, gated, one_norm};
+        const mp_layer_reader reader = {model, builder,  i, args->flags, norm_offset,
+                                        gated, one_norm, mixer_of(args->flags, mixes[i])};
         MP_TRY(read_layer(&reader, dense[i], (mp_layer_has)has[i], &model->layers[i], error));
         if (mp_layer_mixer(&model->layers[i], 0, NULL))
             model->last_mixed = i;

@@ -90,7 +90,10 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *
 static mp_status choose_kv_dtype(mp_decoder *model, const mp_spec *spec, bool floats, mp_error *error) {
     bool in_bytes;
     MP_TRY(mp_decoder_kv_in_bytes(spec, &in_bytes, error));
-    model->kv = mp_kv_lay_out(model->kv_stores, model->kv.count, mp_kv_dtype(floats, in_bytes));
+    const mp_kv_layout states = model->kv;
+    model->kv = mp_kv_lay_out(model->kv_stores, states.count, mp_kv_dtype(floats, in_bytes));
+    model->kv.state_bytes = states.state_bytes;
+    model->kv.log_bytes = states.log_bytes;
     return model->kv.dtype == MP_I8 ? mp_decoder_balance(model, error) : MP_OK;
 }
 
@@ -219,6 +222,23 @@ static uint64_t packed_bytes(const mp_tensor_entry *entry, mp_compute compute, m
     return mp_wmat_bytes(&w);
 }
 
+/* Predicts the memory of the state of a sequence (generation/states.h). */
+static uint64_t state_bytes(const mp_spec *spec) {
+    int64_t layers, hidden, taps, mixes[MP_DECODER_LAYERS], attention = 0, convs = 0;
+    mp_error error;
+    mp_kv_arena arena;
+    if (!mp_spec_find(spec, "mpool.layer_mixers") ||
+        mp_spec_int(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.embedding_length", 1, 1 << 20, NULL, &hidden, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.shortconv.l_cache", 2, MP_BUILDER_TAPS, NULL, &taps, &error) != MP_OK ||
+        mp_spec_ints(spec, "mpool.layer_mixers", (int)layers, 0, 1, &attention, mixes, &error) != MP_OK)
+        return 0;
+    for (int i = 0; i < layers; i++)
+        convs += mixes[i];
+    mp_kv_arena_init(&arena, (size_t)(convs * (taps - 1) * hidden) * sizeof(float), NULL);
+    return arena.region_bytes ? arena.region_bytes : arena.slot_bytes;
+}
+
 /* Predicts the KV cache of the first request, which fits into one block: two regions of pages (generation/kv_arena.h),
  * because layers with a sliding window have regions of their own. Adds 64 bytes per token of the vocabulary for logits
  * and the scratch of the sampler. */
@@ -237,7 +257,7 @@ static uint64_t cache_bytes(const mp_spec *spec) {
             dim = equal;
         block = (uint64_t)(layers * heads * dim) * 2 * MP_KV_BLOCK * sizeof(int16_t);
     }
-    return logits + 2 * ((block + MP_HUGE_PAGE - 1) / MP_HUGE_PAGE) * MP_HUGE_PAGE;
+    return logits + 2 * ((block + MP_HUGE_PAGE - 1) / MP_HUGE_PAGE) * MP_HUGE_PAGE + state_bytes(spec);
 }
 
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {

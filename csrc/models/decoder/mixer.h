@@ -28,6 +28,9 @@ typedef struct mp_mixer_ops {
     mp_mixed (*mix)(const struct mp_decoder_pass *pass, const struct mp_decoder_view *view, const mp_mixer *mixer,
                     const float *in, float scale);
     bool balances; /* decoder/balance.c may balance the components of keys */
+    /* Returns the bytes of the mixer's part of a sequence's state, and those of its part of the log
+     * (generation/states.h). NULL: the mixer is attention, which keeps keys and values. */
+    size_t (*state)(const mp_mixer *mixer, size_t *log_bytes);
 } mp_mixer_ops;
 
 typedef struct mp_attention_shape { /* sizes of attention; a pass lists the work of all mixers of one shape once */
@@ -59,15 +62,29 @@ typedef struct mp_latent_projections { /* further projections of latent attentio
     mp_norm q_a_norm, kv_a_norm; /* [q_rank], [rank] */
 } mp_latent_projections;
 
+typedef struct mp_causal_conv { /* a convolution of each channel along the positions: decoder/recurrent.h */
+    int32_t channels, taps;
+    float *kernel; /* [taps, channels] the last tap is that of the row itself */
+    float *bias;   /* [channels] or NULL */
+} mp_causal_conv;
+
+typedef struct mp_recurrent { /* a mixer with a state */
+    mp_linear in;
+    mp_causal_conv conv;
+    size_t state_at, log_at; /* place of its parts in the state and in the log */
+} mp_recurrent;
+
 struct mp_mixer {
     const mp_mixer_ops *ops;
     mp_linear out; /* output projection */
     mp_paged_attention attention;
+    mp_recurrent recurrent;
     mp_latent_projections latent; /* mp_mixer_latent */
 };
 
 extern const mp_mixer_ops mp_mixer_attention; /* decoder/attention.c */
 extern const mp_mixer_ops mp_mixer_latent;    /* decoder/mla.c */
+extern const mp_mixer_ops mp_mixer_short_conv; /* decoder/short_conv.c */
 
 /* ---- reading: decoder/layers.c ----------------------------------------------------------------------------------- */
 
@@ -79,6 +96,7 @@ struct mp_layer_reader {
     float norm_offset; /* added to the weights of norms */
     bool gated;        /* networks that are no mixtures are gated; otherwise plain */
     bool one_norm;     /* mixer and network of a layer read the same normed rows */
+    const mp_mixer_ops *mixer; /* kind of the layer's mixer */
 };
 
 typedef struct mp_reader_part { /* a part of a linear layer: tensor blk.<index>.<name>.weight [N, K] */
@@ -97,5 +115,8 @@ mp_status mp_reader_norm(const mp_layer_reader *reader, mp_norm *norm, const cha
 /* The same for a vector blk.<index>.<name>.weight. */
 mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const char *name, int32_t n, bool has,
                            mp_error *error);
+
+/* Adds the kernels blk.<index>.<name>.weight of a convolution, whose sizes are set, and its bias if the file has one. */
+mp_status mp_reader_conv(const mp_layer_reader *reader, mp_causal_conv *conv, const char *name, mp_error *error);
 
 #endif

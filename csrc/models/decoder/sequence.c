@@ -99,6 +99,74 @@ static mp_status make_deferred(const mp_decoder *model, mp_sequence_group *group
     return MP_OK;
 }
 
+/* ---- snapshots of states ----------------------------------------------------------------------------------------- */
+
+enum {
+    SNAPSHOT_APART = 256,  /* least tokens from one snapshot to the next, but for the first and last message */
+    SNAPSHOT_EVERY = 2048, /* most tokens */
+};
+
+static int32_t block_border(int32_t count) { return count / MP_KV_BLOCK * MP_KV_BLOCK; }
+
+/* Lists the lengths after which later prompts are likely to differ from this one: the block borders before the end of the
+ * first message (system prompt and tools), of further messages, and of the prompt, whose last token is always computed.
+ * A message ends with an end token. stops NULL: only counts. */
+static int list_stops(const mp_token_table *tokens, const mp_text_request *request, int32_t *stops) {
+    int32_t last = 0, border = 0;
+    int count = 0;
+    for (int32_t i = 0; i < request->n_prompt; i++) {
+        bool ends = false;
+        for (int e = 0; e < tokens->eog_count; e++)
+            ends |= request->prompt[i] == tokens->eog[e];
+        if (ends)
+            border = block_border(i + 1);
+        const bool far = border >= last + SNAPSHOT_APART || (last == 0 && border > 0);
+        const int32_t at = far ? border : i + 1 == last + SNAPSHOT_EVERY ? i + 1 : 0;
+        if (at <= last)
+            continue;
+        last = at;
+        if (stops)
+            stops[count] = at;
+        count++;
+    }
+    const int32_t ends[] = {border, block_border(request->n_prompt - 1)}; /* of the last message, and of the prompt */
+    for (int i = 0; i < 2; i++)
+        if (ends[i] > last) {
+            last = ends[i];
+            if (stops)
+                stops[count] = last;
+            count++;
+        }
+    return count;
+}
+
+static mp_status make_stops(const mp_decoder *model, const mp_text_request *request, mp_sequence_group *group,
+                            mp_error *error) {
+    const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    const int count = list_stops(tokens, request, NULL);
+    group->stops = mp_alloc_array((size_t)count + 1, sizeof *group->stops, MP_TAG_REQUEST);
+    if (!group->stops)
+        return mp_fail_memory(error, ((uint64_t)count + 1) * sizeof *group->stops, "a request");
+    group->stop_count = list_stops(tokens, request, group->stops);
+    return MP_OK;
+}
+
+int32_t mp_sequence_group_left(const mp_sequence_group *group, const mp_prefix_cache *cache, mp_sequence *seq) {
+    const int32_t count = seq->cached.count, left = seq->count - count;
+    if (!mp_states_exist(&cache->states))
+        return left;
+    int32_t stop = (count / SNAPSHOT_EVERY + 1) * SNAPSHOT_EVERY;
+    for (int i = 0; i < group->stop_count; i++)
+        if (group->stops[i] > count) {
+            stop = group->stops[i];
+            break;
+        }
+    seq->cached.stop = stop;
+    return smaller(left, stop - count);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
 mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item,
                                    mp_sequence_group **out, mp_error *error) {
     const mp_text_request *request = (const mp_text_request *)item->request;
@@ -117,6 +185,8 @@ mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cac
         status = list_barred(model, request, group, error);
     if (status == MP_OK && request->masks)
         status = make_deferred(model, group, error);
+    if (status == MP_OK && mp_states_exist(&cache->states))
+        status = make_stops(model, request, group, error);
     const mp_cache_scope scope = mp_cache_scope_of(item, variant_of(model, request, group));
     for (int i = 0; i < group->n && status == MP_OK; i++)
         status = init_sequence(model, request, i, group->penalties, cache, scope, &group->seqs[i], error);
@@ -140,6 +210,7 @@ void mp_sequence_group_destroy(mp_sequence_group *group) {
             mp_cached_deinit(&group->seqs[i].shadow->cached);
         mp_free(group->seqs[i].shadow);
     }
+    mp_free(group->stops);
     mp_free(group->barred);
     mp_free(group->deferred_logits);
     mp_free(group->images);

@@ -48,6 +48,8 @@ typedef struct mp_sequence_group { /* state of an item */
     struct mp_request_images *images; /* or NULL (decoder/images.h) */
     mp_cache_scope image_scope; /* scope of the rows of its images; each sequence's chain has its own scope */
     int32_t prefilled; /* largest number of prompt tokens that the first sequence has ever had in the cache */
+    int32_t *stops;    /* [stop_count] lengths of prompt after which snapshots of the state are kept, ascending */
+    int stop_count;
     bool penalties;
     uint8_t adapter;        /* number of the request's adapter; 0: none */
     int32_t *barred;        /* ids barred before min_tokens: end tokens and stop ids */
@@ -69,6 +71,9 @@ void mp_sequence_group_destroy(mp_sequence_group *group); /* must hold no parts 
 void mp_sequence_group_drop(mp_sequence_group *group,
                             mp_prefix_cache *cache); /* drops all parts; all tokens must be computed again */
 
+/* Returns the rows that the sequence can compute next: up to its last token, or to the next length after which a snapshot
+ * of its state is kept, if the model has states. */
+int32_t mp_sequence_group_left(const mp_sequence_group *group, const mp_prefix_cache *cache, mp_sequence *seq);
 /* Lets the prefilling sequences of an item continue after published blocks, and adds the reused prompt tokens to
  * request->cached_tokens. If logits of the whole prompt are wanted, the first sequence skips only tokens whose logits
  * it has already computed. */

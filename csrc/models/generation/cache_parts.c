@@ -30,6 +30,8 @@ void mp_cached_begin(mp_cached *cached, const mp_prefix_cache *cache, mp_cache_s
     assert(cached->block_count == 0);
     cached->chain = mp_prefix_begin(cache, scope);
     cached->count = 0;
+    cached->state = NULL;
+    cached->stop = 0;
     memset(cached->first, 0, sizeof cached->first);
 }
 
@@ -41,6 +43,8 @@ void mp_cached_drop(mp_cached *cached, mp_prefix_cache *cache) {
                 mp_prefix_unref_part(cache, p, cached->blocks[last]);
         mp_prefix_unref_block(cache, cached->blocks[last]);
     }
+    if (cached->state)
+        mp_state_drop(&cache->states, cached->state);
     mp_cached_begin(cached, cache, cached->chain.scope);
 }
 
@@ -56,9 +60,27 @@ static void unref_before(mp_cached *cached, mp_prefix_cache *cache, int32_t posi
     }
 }
 
+/* Gives the sequence a state that no other sequence shares. */
+static mp_status own_state(mp_cached *cached, mp_prefix_cache *cache, mp_error *error) {
+    mp_state *const shared = cached->state;
+    if (!mp_states_exist(&cache->states) || (shared && shared->references == 1))
+        return MP_OK;
+    assert(shared || cached->count == 0);
+    assert(!shared || (!shared->open && shared->pending == 0));
+    MP_TRY(mp_prefix_take_state(cache, shared ? shared->memory : NULL, &cached->state, error));
+    if (shared)
+        mp_state_drop(&cache->states, shared);
+    return MP_OK;
+}
+
 mp_status mp_cached_take(mp_cached *cached, mp_prefix_cache *cache, int *rows, mp_error *error) {
     const int needed = blocks_for(cached->count + *rows);
     assert(needed <= cached->block_capacity);
+    const mp_status owned = own_state(cached, cache, error);
+    if (owned != MP_OK) {
+        *rows = 0;
+        return owned;
+    }
     unref_before(cached, cache, cached->count, cached->block_count);
     while (cached->block_count < needed) {
         mp_status status = mp_prefix_take(cache, &cached->blocks[cached->block_count], error);
@@ -72,9 +94,26 @@ mp_status mp_cached_take(mp_cached *cached, mp_prefix_cache *cache, int *rows, m
     return MP_OK;
 }
 
-void mp_cached_wipe(const mp_cached *cached, mp_prefix_cache *cache, int rows) {
+mp_status mp_cached_take_log(mp_cached *cached, mp_prefix_cache *cache, mp_error *error) {
+    return cached->state ? mp_state_take_log(&cache->states, cached->state, error) : MP_OK;
+}
+
+void mp_cached_enter(mp_cached *cached, int drafts) {
+    if (!cached->state)
+        return;
+    assert(!cached->state->open && cached->state->references == 1);
+    cached->state->logs = drafts > 0;
+    cached->state->open = true;
+    cached->state->pending = 0; /* the pass adds them to the state */
+}
+
+void mp_cached_wipe(mp_cached *cached, mp_prefix_cache *cache, int rows) {
     for (int32_t at = cached->count; at < cached->count + rows; at++)
         mp_kv_wipe(&cache->kv, cached->blocks[at / MP_KV_BLOCK], at % MP_KV_BLOCK, 1);
+    if (cached->state) {
+        assert(cached->state->logs);
+        cached->state->open = false;
+    }
 }
 
 /* ---- published blocks -------------------------------------------------------------------------------------------- */
@@ -82,17 +121,24 @@ void mp_cached_wipe(const mp_cached *cached, mp_prefix_cache *cache, int rows) {
 void mp_cached_publish(mp_cached *cached, mp_prefix_cache *cache, const int32_t *tokens, int rows, bool sound) {
     cached->count += rows;
     cached->chain.closed |= !sound;
+    if (cached->state) {
+        cached->state->pending += cached->state->logs ? rows : 0;
+        cached->state->open = false;
+    }
     while (!cached->chain.closed && (int32_t)cached->chain.count < cached->count / MP_KV_BLOCK) {
         const uint32_t index = cached->chain.count;
         mp_prefix_publish(cache, &cached->chain, tokens + index * MP_KV_BLOCK, &cached->blocks[index]);
     }
+    if (cached->state && cached->count == cached->stop && cached->state->pending == 0 &&
+        (int32_t)cached->chain.count * MP_KV_BLOCK == cached->count)
+        mp_prefix_keep_state(cache, &cached->chain, cached->state);
 }
 
 /* Reduces `end` to the number of tokens after which the sequence can continue: the parts that its next row reads must
  * exist. */
 static int32_t reachable(mp_cached *cached, mp_prefix_cache *cache, const int32_t *tokens, int32_t end) {
     const int32_t first = (int32_t)cached->chain.count;
-    if (cache->kv.layout.parts == 1 || first != cached->count / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
+    if ((cache->kv.layout.parts == 1 && !mp_states_exist(&cache->states)) || first != cached->count / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
         return end;
     const uint32_t most = (uint32_t)(end / MP_KV_BLOCK - first);
     return (first + (int32_t)mp_prefix_reach(cache, &cached->chain, tokens + first * MP_KV_BLOCK, most)) * MP_KV_BLOCK;
@@ -101,7 +147,10 @@ static int32_t reachable(mp_cached *cached, mp_prefix_cache *cache, const int32_
 void mp_cached_reach(mp_cached *cached, mp_prefix_cache *cache, const int32_t *tokens, int32_t end) {
     const int32_t before = cached->count;
     const int first = (int)cached->chain.count;
+    mp_error error;
     end = reachable(cached, cache, tokens, end);
+    if (end / MP_KV_BLOCK <= first || own_state(cached, cache, &error) != MP_OK)
+        return;
     for (;;) {
         const int32_t index = (int32_t)cached->chain.count;
         uint32_t id;
@@ -124,6 +173,10 @@ void mp_cached_reach(mp_cached *cached, mp_prefix_cache *cache, const int32_t *t
     }
     if (cached->count == before)
         return;
+    if (cached->state) {
+        memcpy(cached->state->memory, mp_snapshot_use(&cache->states, cached->chain.last), cache->kv.layout.state_bytes);
+        cached->state->pending = 0;
+    }
     /* Unref last: a block that no sequence sees may be evicted at once, including one that was still to be found. */
     unref_before(cached, cache, end, first);
     mp_prefix_count_hit(cache, (uint32_t)(cached->count - before));
@@ -132,9 +185,12 @@ void mp_cached_reach(mp_cached *cached, mp_prefix_cache *cache, const int32_t *t
 void mp_cached_copy(mp_cached *to, const mp_cached *from, mp_prefix_cache *cache) {
     const int full = from->count / MP_KV_BLOCK;
     uint32_t last;
+    assert(!from->state || (from->state->pending == 0 && !from->state->open));
     const bool copied =
         from->count % MP_KV_BLOCK && mp_prefix_copy(cache, from->blocks[full], &last, NULL) == MP_OK;
     const int32_t count = copied ? from->count : full * MP_KV_BLOCK;
+    if (from->state && count < from->count)
+        return; /* the state is that after all positions */
     int first[MP_KV_PARTS] = {0};
     for (int p = 1; p < cache->kv.layout.parts; p++) {
         first[p] = first_read(cache, p, count);
@@ -154,4 +210,7 @@ void mp_cached_copy(mp_cached *to, const mp_cached *from, mp_prefix_cache *cache
     to->block_count = full + copied;
     memcpy(to->first, first, sizeof first);
     to->count = count;
+    to->state = from->state;
+    if (to->state)
+        to->state->references++;
 }

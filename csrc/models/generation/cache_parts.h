@@ -14,11 +14,9 @@
  * one number, the window, which says which blocks a row reads. Rows after `count` are tentative: the next pass
  * overwrites them, so nothing remains of rejected draft tokens.
  *
- * A part of constant size (the state of a recurrent mixer) fits in like this. Its memory in a block is a snapshot after
- * the block's last position, which only some blocks have; a row reads the snapshot of the block before it, so
- * mp_prefix_reach ends at a block with a snapshot. Publish, eviction, bytes and the budget need no change. The working
- * state belongs to mp_cached: take allocates it, reach fills it from the snapshot, copy shares it until the next write,
- * and rows that are wiped or not kept are removed from its log. */
+ * The state of recurrent mixers (generation/states.h) is a part of constant size: take makes it writable, publish keeps
+ * a snapshot of it after chosen blocks, reach continues only after a block with a snapshot and copies it, copy shares
+ * the state until the next write, and rows that are wiped or not kept are not in it. */
 #ifndef MP_MODELS_GENERATION_CACHE_PARTS_H
 #define MP_MODELS_GENERATION_CACHE_PARTS_H
 
@@ -30,6 +28,8 @@ typedef struct mp_cached {
     int block_count, block_capacity;
     int first[MP_KV_PARTS]; /* index of the first block whose part the sequence still references; 0 in part 0 */
     mp_prefix_chain chain;  /* published blocks: all complete blocks, unless the chain is closed */
+    mp_state *state; /* NULL: no position is cached, or the model has no states */
+    int32_t stop;    /* publish keeps a snapshot of the state when `count` reaches this multiple of MP_KV_BLOCK */
 } mp_cached;
 
 /* Bytes that mp_cached_init allocates for up to `capacity` tokens. */
@@ -42,6 +42,11 @@ void mp_cached_begin(mp_cached *cached, const mp_prefix_cache *cache, mp_cache_s
 /* Takes memory for `rows` more rows. If memory is exhausted, returns the error and reduces *rows to the rows that fit
  * into the memory taken so far. */
 mp_status mp_cached_take(mp_cached *cached, mp_prefix_cache *cache, int *rows, mp_error *error);
+/* Call before the pass over rows for which there is memory. drafts: the last `drafts` of the rows may be rejected; there
+ * must be a log for them (mp_cached_take_log), and at most MP_STATE_LOG rows. */
+void mp_cached_enter(mp_cached *cached, int drafts);
+/* Takes memory for draft rows of the state, if the model has states. */
+mp_status mp_cached_take_log(mp_cached *cached, mp_prefix_cache *cache, mp_error *error);
 /* Adds the next `rows` rows, which were computed, and publishes the completed blocks; never again if `sound` is false:
  * the inputs may be corrupted. tokens [count + rows] */
 void mp_cached_publish(mp_cached *cached, mp_prefix_cache *cache, const int32_t *tokens, int rows, bool sound);
@@ -53,7 +58,7 @@ void mp_cached_reach(mp_cached *cached, mp_prefix_cache *cache, const int32_t *t
  * are gone. */
 void mp_cached_copy(mp_cached *to, const mp_cached *from, mp_prefix_cache *cache);
 /* Zeroes the next `rows` rows, for which there must be memory. */
-void mp_cached_wipe(const mp_cached *cached, mp_prefix_cache *cache, int rows);
+void mp_cached_wipe(mp_cached *cached, mp_prefix_cache *cache, int rows);
 /* Drops everything: count becomes 0. */
 void mp_cached_drop(mp_cached *cached, mp_prefix_cache *cache);
 

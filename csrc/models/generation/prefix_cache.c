@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/options.h"
 #include "base/siphash.h"
 
 void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_layout *layout, mp_budget *budget, uint32_t percent) {
@@ -12,9 +13,12 @@ void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_layout *layout, mp_budge
         cache->idle[p] = (mp_prefix_idle){.oldest = MP_PREFIX_NONE, .newest = MP_PREFIX_NONE};
     mp_siphash_key(cache->hash_key);
     mp_kv_init(&cache->kv, layout, budget);
+    mp_states_init(&cache->states, layout->state_bytes, layout->log_bytes, budget,
+                   (uint32_t)mp_options_get()->snapshot_percent);
 }
 
 void mp_prefix_deinit(mp_prefix_cache *cache) {
+    mp_states_deinit(&cache->states);
     mp_kv_deinit(&cache->kv);
     mp_free(cache->known);
     mp_free(cache->buckets);
@@ -73,6 +77,7 @@ static void evict_oldest(mp_prefix_cache *cache) {
     mp_prefix_block *block = &cache->known[id];
     assert(cache->idle[0].count > 0 && block->children == 0 && cache->kv.references[id] == 1);
     unlist(cache, 0, id);
+    mp_snapshot_forget(&cache->states, id);
     for (int p = 1; p < cache->kv.layout.parts; p++)
         if (mp_kv_has(&cache->kv, p, id)) /* no sequence holds the block, so the part is idle */
             evict_part(cache, p, id);
@@ -124,6 +129,18 @@ static void bound_idle(mp_prefix_cache *cache) {
             return;
 }
 
+/* Evicts a snapshot, or else as prefix_evict. Adds the bytes that this gave back to the budget to *bytes. */
+static bool evict_any(mp_prefix_cache *cache, uint64_t *bytes) {
+    return mp_snapshot_evict(&cache->states, bytes) || prefix_evict(cache);
+}
+
+/* Makes memory available after a refusal. Returns false if there is none. */
+static bool make_room(mp_prefix_cache *cache) {
+    uint64_t bytes = 0;
+    /* Spare memory of one part can pay for another part */
+    return evict_any(cache, &bytes) || (mp_kv_has_spare(&cache->kv) && mp_kv_release(&cache->kv) > 0);
+}
+
 /* ---- counted use ------------------------------------------------------------------------------------------------- */
 
 mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) {
@@ -132,8 +149,7 @@ mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) 
         mp_status status = mp_kv_take(&cache->kv, id, &refused);
         if (status == MP_OK)
             return MP_OK;
-        /* Spare memory of one part can pay for another part */
-        if (prefix_evict(cache) || (mp_kv_has_spare(&cache->kv) && mp_kv_release(&cache->kv) > 0))
+        if (make_room(cache))
             continue;
         if (error)
             *error = refused;
@@ -172,6 +188,23 @@ void mp_prefix_unref_part(mp_prefix_cache *cache, int part, uint32_t id) {
     } else {
         mp_kv_forget(&cache->kv, part, id);
     }
+}
+
+mp_status mp_prefix_take_state(mp_prefix_cache *cache, const void *from, mp_state **state, mp_error *error) {
+    for (;;) {
+        const mp_status status = mp_state_create(&cache->states, from, state, error);
+        if (status == MP_OK || !(make_room(cache) || mp_kv_release(&cache->kv) > 0))
+            return status;
+    }
+}
+
+void mp_prefix_keep_state(mp_prefix_cache *cache, const mp_prefix_chain *chain, const mp_state *state) {
+    uint32_t gap = 0, id = chain->last;
+    if (chain->closed || chain->count == 0 || mp_snapshot_exists(&cache->states, id))
+        return;
+    for (; id != MP_PREFIX_NONE && !mp_snapshot_exists(&cache->states, id); id = cache->known[id].parent)
+        gap += MP_KV_BLOCK;
+    mp_snapshot_keep(&cache->states, chain->last, gap, state);
 }
 
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error) {
@@ -242,6 +275,10 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
     uint32_t end = chain->count + found;
     for (uint32_t at = end; at > chain->count; id = cache->known[id].parent, at--) {
         bool is_read = false;
+        if (at == end && mp_states_exist(&cache->states) && !mp_snapshot_exists(&cache->states, id)) {
+            end = at - 1;
+            continue;
+        }
         for (int p = 1; p < cache->kv.layout.parts; p++) {
             if ((int)at - 1 < mp_kv_first_seen(cache->kv.layout.window[p], (int64_t)end * MP_KV_BLOCK))
                 continue;
@@ -323,7 +360,9 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-uint64_t mp_prefix_bytes(const mp_prefix_cache *cache) { return mp_kv_charged(&cache->kv); }
+uint64_t mp_prefix_bytes(const mp_prefix_cache *cache) {
+    return mp_kv_charged(&cache->kv) + mp_states_bytes(&cache->states);
+}
 
 uint64_t mp_prefix_block_bytes(const mp_prefix_cache *cache) {
     uint64_t bytes = 0;
@@ -337,7 +376,7 @@ uint64_t mp_prefix_shrink(mp_prefix_cache *cache, uint64_t bytes) {
     while (given < bytes) {
         size_t bytes_given = mp_kv_release(&cache->kv);
         given += bytes_given;
-        if (bytes_given == 0 && !prefix_evict(cache))
+        if (bytes_given == 0 && !evict_any(cache, &given))
             break;
     }
     return given;
@@ -352,6 +391,7 @@ uint64_t mp_prefix_trim(mp_prefix_cache *cache) {
         cache->known = NULL;
         cache->buckets = NULL;
         cache->capacity = 0;
+        mp_states_trim(&cache->states);
     }
     return bytes;
 }

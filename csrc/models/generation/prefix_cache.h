@@ -19,13 +19,17 @@
  * block, the part stays until its memory is needed. A sequence can continue after n blocks only if the parts that its
  * next row reads still exist; mp_prefix_reach checks this.
  *
- * Idle blocks count as available memory: mp_prefix_take and mp_prefix_shrink evict them on demand. In addition, idle
- * blocks and parts take at most `percent` % of the budget's limit. One thread at a time, except for the counters. */
+ * If the model has recurrent mixers, a published block may have a snapshot of the state after it (generation/states.h),
+ * and a sequence can continue only after a block with one.
+ *
+ * Snapshots and idle blocks count as available memory: mp_prefix_take and mp_prefix_shrink evict them on demand,
+ * snapshots first. In addition, idle blocks and parts take at most `percent` % of the budget's limit. One thread at a time, except for the counters. */
 #ifndef MP_MODELS_GENERATION_PREFIX_CACHE_H
 #define MP_MODELS_GENERATION_PREFIX_CACHE_H
 
 #include "models/cache_key.h"
 #include "models/generation/kv_cache.h"
+#include "models/generation/states.h"
 
 #define MP_PREFIX_NONE UINT32_MAX
 
@@ -45,6 +49,7 @@ typedef struct mp_prefix_idle { /* an idle list: of blocks (part 0), or of one f
 
 typedef struct mp_prefix_cache {
     mp_kv_cache kv;
+    mp_states states;
     mp_prefix_block *known; /* [capacity] by block id */
     uint32_t *buckets;      /* [capacity] first block of each bucket */
     uint32_t capacity;      /* a power of two, or 0 */
@@ -63,7 +68,8 @@ typedef struct mp_prefix_chain { /* the published blocks at the start of a seque
     mp_cache_key key;
 } mp_prefix_chain;
 
-/* percent: limit of idle memory, see above; 0: blocks are reference-counted but never published. */
+/* percent: limit of idle memory, see above; 0: blocks are reference-counted but never published. The share of snapshots
+ * is that of the options. */
 void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_layout *layout, mp_budget *budget, uint32_t percent);
 void mp_prefix_deinit(mp_prefix_cache *cache);
 
@@ -79,9 +85,13 @@ void mp_prefix_unref_block(mp_prefix_cache *cache, uint32_t id);
 void mp_prefix_ref_part(mp_prefix_cache *cache, int part, uint32_t id);
 void mp_prefix_unref_part(mp_prefix_cache *cache, int part, uint32_t id);
 /* Returns the number of published blocks after the chain, at most `most`, after which the sequence can continue: every
- * part that the next row would read exists. tokens [most * MP_KV_BLOCK]: the tokens after the chain. The caller must
+ * part that the next row would read exists, and so does a snapshot of the state, if the model has states. tokens [most * MP_KV_BLOCK]: the tokens after the chain. The caller must
  * have a reference to each part of its own blocks that its next row reads. */
 uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most);
+/* As mp_state_create, and evicts snapshots and idle blocks if memory is short. */
+mp_status mp_prefix_take_state(mp_prefix_cache *cache, const void *from, mp_state **state, mp_error *error);
+/* Keeps a snapshot of the state after the chain's last block, unless it has one. */
+void mp_prefix_keep_state(mp_prefix_cache *cache, const mp_prefix_chain *chain, const mp_state *state);
 /* Takes a new block and copies all parts of block `from` into it. */
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
 

@@ -25,6 +25,7 @@ typedef struct mp_build_job {
                      * plain matrix */
     int64_t n, at;  /* length of the vector, or of a row of a plain matrix; offset within *vector if `append` */
     int64_t rows;   /* rows of a plain matrix, otherwise 1 */
+    bool transposed; /* a plain matrix [rows, n] becomes [n, rows] */
     bool append;
     float add;   /* added to each value of a vector */
     float scale; /* factor on each value of a bias */
@@ -102,6 +103,21 @@ mp_status mp_builder_plain(const mp_builder *builder, float **out, const char *n
     MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
     count_parameters(builder, rows * n);
     job.offset = builder_place(builder, (size_t)(rows * n) * sizeof(float));
+    return add_job(builder, &job, error);
+}
+
+mp_status mp_builder_taps(const mp_builder *builder, float **out, const char *name, int32_t channels, int32_t taps,
+                          mp_error *error) {
+    const mp_tensor_entry *entry = mp_spec_find_tensor(mp_weights_spec(builder->weights), name);
+    const bool flat = !entry || entry->ndim != 3;
+    const int64_t shape[3] = {channels, flat ? taps : 1, taps};
+    mp_build_job job = {.vector = out, .n = taps, .rows = channels, .transposed = true};
+    assert(taps <= MP_BUILDER_TAPS);
+    MP_TRY(mp_weights_get(builder->weights, name, flat ? 2 : 3, shape, &job.tensor, error));
+    job.tensor.ndim = 2;
+    job.tensor.shape[1] = taps;
+    count_parameters(builder, (int64_t)channels * taps);
+    job.offset = builder_place(builder, (size_t)channels * (size_t)taps * sizeof(float));
     return add_job(builder, &job, error);
 }
 
@@ -537,6 +553,15 @@ static void place_biases(const mp_builder *builder) {
     }
 }
 
+static void fill_transposed(const mp_build_job *job) {
+    float row[MP_BUILDER_TAPS];
+    for (int64_t r = 0; r < job->rows; r++) {
+        mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, r), job->n, row);
+        for (int64_t i = 0; i < job->n; i++)
+            (*job->vector)[i * job->rows + r] = row[i];
+    }
+}
+
 /* Sets the places of all tensors, and fills those that are not packed unless they are `filled` already. */
 static void fill_vectors(const mp_builder *builder, bool filled) {
     mp_weight_store *store = builder->store;
@@ -549,7 +574,9 @@ static void fill_vectors(const mp_builder *builder, bool filled) {
         }
         if (!job->append || job->at == 0)
             *job->vector = (float *)(store->slab + job->offset);
-        for (int64_t row = 0; row < job->rows && !filled; row++)
+        if (job->transposed && !filled)
+            fill_transposed(job);
+        for (int64_t row = 0; row < job->rows && !filled && !job->transposed; row++)
             mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, row), job->n,
                               *job->vector + job->at + row * job->n);
         for (int64_t v = 0; job->add != 0 && v < job->n && !filled; v++)

@@ -8,7 +8,7 @@
 #include "models/nn/linear.h"
 #include "models/nn/weight_store.h"
 
-enum { MP_BUILDER_NAME = 72 };
+enum { MP_BUILDER_NAME = 72, MP_BUILDER_TAPS = 16 /* taps of mp_builder_taps */ };
 
 /* A matrix [heads * N, K] that is made of a part of another matrix, `from`, which has `stride` rows per head. The part
  * begins at row `first` of each head: N rows of K values, or, if `transposed`, K rows of N values to be transposed. */
@@ -71,6 +71,10 @@ mp_status mp_builder_vector_plus(const mp_builder *builder, float **out, const c
 /* Adds a matrix [rows, n], converted to fp32 but not packed: for mp_gemm_f32_plain. */
 mp_status mp_builder_plain(const mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
                            mp_error *error);
+/* Adds the kernels of a convolution along one axis, one per channel: tensor `name` [channels, taps] or [channels, 1,
+ * taps], converted to fp32 as [taps, channels]. */
+mp_status mp_builder_taps(const mp_builder *builder, float **out, const char *name, int32_t channels, int32_t taps,
+                          mp_error *error);
 /* Allocates the slab (charged to the budget), packs, and releases source pages. If the matrices that may stay unpacked
  * have at least mp_weights_threshold bytes together, all of them stay unpacked. Charges scratch while it packs. The
  * store owns the result. If the shared slab is already filled, charges and packs nothing; its size must equal the

@@ -21,6 +21,7 @@ from ...server.application import Application, guarded
 from ...server.body_memory import BodyMemory, Share
 from ...server.errors import Refusal
 from ...server.guard import App, Scope, refusal_response
+from ...server.request_log import log_refused
 from ...server.settings import Settings
 from .race import Limits, Race
 from .responses import HeldResponse
@@ -89,7 +90,9 @@ class Relay:
         except (bodies.ClientDisconnected, RayActorError):  # RayActorError: the proxy with the connection died
             return
         except Refusal as refusal:
-            await refusal_response(refusal, scope)(scope, receive, send)
+            response = refusal_response(refusal, scope)
+            log_refused(scope, refusal, response.status_code)
+            await response(scope, receive, send)
             return
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         forwarding = asyncio.ensure_future(self._forward(scope, body, receive, send))

@@ -23,6 +23,7 @@ from ...durations import seconds_of
 from ...errors import InvalidArgument, SpawnFailed
 from ...names import COMPUTE, KV_DTYPES, WEIGHTS
 from ...pool import Pool
+from ...records import logger
 from ...server.models import Models, read_refs, split_adapter
 from ...server.option_table import OPTIONS, convert_text
 from ...server.serving import listen
@@ -32,6 +33,8 @@ from .front import Front
 from .pools import Pools
 from .proxy import ENVIRONMENT
 
+#: Records that an operator needs also without ``-v``.
+notices = logger("mpool.serve")
 #: Name of the application.
 NAME = "mpool"
 #: Seconds between two reports of a replica, seconds over which the number of requests is averaged, and seconds for
@@ -160,7 +163,7 @@ def application(arguments: Mapping[str, str]) -> serve.Application:
     token_file = given.pop("token_file", None)
     settings = _read(Settings, {name: given.pop(name) for name in list(given) if name in _names(Settings)})
     pool = {OPTIONS[name].pool: convert_text(OPTIONS[name], given.pop(name), name) for name in list(given)
-            if name in OPTIONS and OPTIONS[name].pool and name not in _names(Plan)}
+            if name in OPTIONS and OPTIONS[name].pool and name not in _names(Plan) | {"threads", "memory"}}
     PoolConfig(**pool)
     if token_file is not None:
         settings["token"] = token_of(token_file)
@@ -235,6 +238,7 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             ready(f"http://{host}:{settings.port}")
         stop.wait()
+        notices.info("Stopping: waiting up to %g s for requests in the pools", settings.grace)
         if address is None:
             serve.shutdown()
         else:

@@ -35,8 +35,8 @@ class Tensor:
             - ``"above 0"``: all layers except the first have it.
             - ``"if x"``: folders contain it if the size ``x`` of the model is not 0; GGUF files may contain it.
             - ``"if x above 0"``, ``"folder if x"``: both conditions apply.
-            - ``"in dense"``, ``"in sparse"``, alone or after another condition: layers without experts have it, or
-              layers with experts. Bit i of the size ``sparse`` is set if layer i has experts.
+            - ``"in x"``, alone or after another condition: layer i has it if bit i of the size ``x`` is set, such as
+              ``sparse`` for layers with experts. ``"in dense"``: the layers that are not ``sparse``.
         stored: name in GGUF files if it differs from ``gguf``.
     """
 

@@ -16,6 +16,7 @@ from . import (
     jina,
     jina_v3,
     jina_v5,
+    lfm,
     llama,
     modernbert,
     mpnet,
@@ -32,6 +33,6 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
                                   *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
-                                  *gemma.ROWS, *olmo.ROWS, *cohere.ROWS)
+                                  *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS)
 
 __all__ = ["ROWS"]

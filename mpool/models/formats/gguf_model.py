@@ -102,7 +102,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
                                               or not table.bool(f"{name}.attention.causal", True))
     row = architectures.filter_by_marker(rows, lambda: [entry.name for entry in tensors], gguf=True)[0]
     kv = {row.name + key[len(name):]: value for key, value in _with_prefix(raw, name + ".").items()}
-    _merge_layer_sizes(kv, row.name, path)
+    _merge_layer_sizes(kv, row, path)
     shapes = {entry.name: entry.shape for entry in tensors}
     kv[f"{row.name}.vocab_size"] = _vocabulary_rows(table, name, shapes, path)
     types = _first_size(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
@@ -154,13 +154,14 @@ def _with_prefix(raw: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
     return {name: value for name, value in raw.items() if name.startswith(prefix)}
 
 
-def _merge_layer_sizes(kv: dict[str, Value], a: str, path: str) -> None:
+def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, path: str) -> None:
     """Replace sizes stored as one value per layer by a single value.
 
     Raises:
         FormatError: a list has another number of values than the model has layers.
         Unsupported: the layers differ.
     """
+    a = row.name
     for suffix in _PER_LAYER:
         values = kv.get(f"{a}.{suffix}")
         if isinstance(values, list):
@@ -169,6 +170,8 @@ def _merge_layer_sizes(kv: dict[str, Value], a: str, path: str) -> None:
                 raise FormatError(file=path, field=f"{a}.{suffix}",
                                   got=f"{len(values):,} values" if values else "an empty list",
                                   allowed=f"{layers:,} values, one per layer" if values else "one value per layer")
+            if suffix == "attention.head_count_kv" and suffix in row.handled:
+                values = [value for value in values if value] or values  # 0: the layer has no attention
             if suffix == "attention.head_count_kv" and 0 in values:
                 raise Unsupported(f"{path}: some layers have no KV heads and are state-space layers (Mamba); mpool "
                                   "supports models in which every layer has attention")

@@ -60,7 +60,7 @@ def warn_once(message: str) -> None:
     with _lock:
         warned, _warned = _warned, True
     if not warned:
-        warnings.warn(f"{message}. mpool says this once per process", stacklevel=caller_stacklevel())
+        warnings.warn(message, stacklevel=caller_stacklevel())
 
 
 def _remember(endpoint: str, reason: str | None) -> None:

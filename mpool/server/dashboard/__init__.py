@@ -37,10 +37,11 @@ from .snapshot import Snapshot, snapshot
 if TYPE_CHECKING:
     from ..models import ServedModel
 
-_SCRIPTS = ("page", "conversation", "dom", "formats", "hints", "markdown", "models", "playground", "plots", "requests",
-            "results", "series", "snippets", "tabs")
+_SCRIPTS = ("page", "answers", "components", "conversation", "dom", "formats", "highlight", "hints", "images",
+            "markdown", "models", "picture", "playground", "plots", "requests", "results", "series", "snippets", "tabs")
 #: Path -> (file, media type).
 FILES = {"/": ("page.html", "text/html"), "/dashboard/page.css": ("page.css", "text/css"),
+         "/dashboard/playground.css": ("playground.css", "text/css"),
          **{f"/dashboard/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS}}
 #: Content security policy: no resources of other servers, no inline scripts or styles, no framing; images may be data.
 _POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src data: blob:; connect-src 'self'; "

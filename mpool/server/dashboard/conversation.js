@@ -1,10 +1,13 @@
-// The playground's conversation: turns of the user and the model, with images, reasoning and streamed Markdown.
-import { button, byId, copyButton, events, make, paced, setText } from "./dom.js";
-import { render } from "./markdown.js";
+// The playground's conversation: messages of the user, and the answers of one model or of two side by side.
+import { button, byId, make } from "./dom.js";
+import { answerOf, stream } from "./answers.js";
+import { images, setImages, thumbs } from "./images.js";
 
-// Turns {role, content, images, reasoning, element}. A turn of the assistant that failed has the error.
-let turns = [];
-let attached = []; // images [{name, url}] of the next message
+const IDEAS = ["Explain what an embedding is, with an example.",
+  "Write a Python function that merges two sorted lists.",
+  "Compare SQLite and PostgreSQL in a table."];
+
+let exchanges = []; // [{user: {content, images} or null, answers: [one per column], element}]
 const list = byId("turns");
 
 // Keep the newest text in view, unless the reader has scrolled up.
@@ -14,132 +17,103 @@ function follow(change) {
   if (below < 60) list.scrollTop = list.scrollHeight;
 }
 
-const thumbs = (images) => images.map(({ name, url }) => make("img", { src: url, alt: name }));
-
-function userTurn(content, images) {
-  const element = make("article", { class: "turn user", "aria-label": "You" },
-    ...(images.length ? [make("div", { class: "thumbs" }, ...thumbs(images))] : []), make("pre", {}, content));
-  return { role: "user", content, images, element };
-}
-
-function assistantTurn(model) {
-  const answer = make("div", { class: "markdown" }), thought = make("pre"), facts = make("small", { class: "soft" });
-  const thinking = make("details", { class: "thought", hidden: "" }, make("summary", {}, "Reasoning"), thought);
-  const turn = { role: "assistant", content: "", reasoning: "", images: [] };
-  turn.error = make("p", { class: "bad", role: "alert", hidden: "" });
-  turn.facts = facts;
-  turn.tools = make("span", { class: "turn-tools", hidden: "" }, copyButton("Copy", () => turn.content, { class: "small" }),
-    " ", button("Try again", () => byId("form").dispatchEvent(new CustomEvent("again")), { class: "small again" }));
-  turn.element = make("article", { class: "turn assistant", "aria-label": model },
-    make("small", { class: "soft" }, model), thinking, answer, turn.error,
-    make("footer", {}, facts, " ", turn.tools));
-  let shownThought = 0;
-  turn.draw = paced(() => follow(() => {
-    if (turn.reasoning.length > shownThought) {
-      thinking.hidden = false;
-      thought.append(turn.reasoning.slice(shownThought));
-      shownThought = turn.reasoning.length;
-    }
-    render(answer, turn.content);
-  }));
-  return turn;
-}
-
-function add(turn) {
-  byId("turns").querySelector(".empty")?.remove();
-  for (const old of list.querySelectorAll(".again")) old.hidden = true;
-  turns.push(turn);
-  follow(() => list.append(turn.element));
-  list.scrollTop = list.scrollHeight;
-}
-
-// Remove the last turn if the model wrote it.
-export function dropAnswer() {
-  if (turns.at(-1)?.role === "assistant") turns.pop().element.remove();
-}
-
 export function clear() {
-  turns = [];
-  list.replaceChildren(make("p", { class: "empty" }, "Ask something. The conversation stays in this page only."));
-  attach([]);
+  exchanges = [];
+  list.replaceChildren(make("div", { class: "empty" },
+    make("p", {}, "Ask something. The conversation stays in this page only."),
+    make("p", { class: "ideas" }, ...IDEAS.map((idea) => button(idea, () => {
+      byId("message").value = idea;
+      byId("message").dispatchEvent(new Event("input"));
+      byId("message").focus();
+    })))));
+  setImages([]);
 }
-
-// ---- images of the next message -------------------------------------------------------------------------------------
-
-export function attach(images) {
-  attached = images;
-  byId("attached").replaceChildren(...images.map((image, at) => make("li", {}, ...thumbs([image]),
-    button("\u00d7", () => attach(attached.filter((_, index) => index !== at)),
-      { class: "small", "aria-label": `Remove ${image.name}` }))));
-}
-
-export const isEmpty = () => !turns.length && !byId("message").value.trim() && !attached.length;
 
 // ---- requests -------------------------------------------------------------------------------------------------------
 
-function message({ role, content, images }) {
-  const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  return { role, content: parts.length ? [...parts, { type: "text", text: content }] : content };
+function asMessage({ content, images: seen }) {
+  const parts = seen.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return { role: "user", content: parts.length ? [...parts, { type: "text", text: content }] : content };
 }
 
-// The request that sends the message, or the last one again if there is no message. options: fields of the request.
-export function request(options) {
-  const content = byId("message").value.trim(), system = byId("system").value.trim();
-  const known = turns.filter((turn) => turn.role === "user" || turn.content);
-  const next = content || attached.length ? [{ role: "user", content, images: attached }] : [];
-  while (!next.length && known.at(-1)?.role === "assistant") known.pop();
-  return { path: "/v1/chat/completions", body: {
-    model: options.model,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...[...known, ...next].map(message)],
-    ...options.sampling, stream: true, stream_options: { include_usage: true } } };
+// The messages of an answer: its text and tool calls, and the results of these.
+function asMessages(answer) {
+  if (!answer || (!answer.content && !answer.calls.length)) return [];
+  const calls = answer.calls.map(({ id, name, arguments: given }) => ({ id, type: "function",
+    function: { name, arguments: given } }));
+  return [{ role: "assistant", content: answer.content || null, ...(calls.length ? { tool_calls: calls } : {}) },
+    ...answer.calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result.value }))];
 }
 
-// Send the message, or the last one again, and show the answer while it arrives. Returns "done" or "stopped".
-export async function send(options, signal) {
-  const sent = request(options), content = byId("message").value.trim();
-  if (!sent.body.messages.some((one) => one.role === "user")) throw new Error("Write a message.");
-  if (content || attached.length) {
-    add(userTurn(content, attached));
-    byId("message").value = "";
-    attach([]);
-  }
-  const turn = assistantTurn(options.model);
-  add(turn);
-  turn.element.setAttribute("aria-busy", "true");
-  const began = performance.now();
-  let usage = null, first = null;
-  try {
-    for await (const chunk of events(sent.path, sent.body, signal)) {
-      usage = chunk.usage ?? usage;
-      for (const { delta } of chunk.choices) {
-        if (delta.reasoning_content) turn.reasoning += delta.reasoning_content;
-        if (delta.content) turn.content += delta.content;
-        if (delta.reasoning_content || delta.content) {
-          first ??= performance.now();
-          turn.draw.soon();
-        }
-      }
-    }
-  } catch (error) {
-    if (!signal.aborted) {
-      setText(turn.error, error.message);
-      turn.error.hidden = false;
-      throw error;
-    }
-  } finally {
-    turn.draw.now();
-    turn.element.removeAttribute("aria-busy");
-    turn.tools.hidden = false;
-    const seconds = (performance.now() - began) / 1000;
-    follow(() => setText(turn.facts, summary(usage, seconds, first === null ? null : first - began)));
-  }
+function draft() {
+  const content = byId("message").value.trim();
+  return content || images.length ? { content, images } : null;
+}
+
+const hasCalls = (exchange) => exchange?.answers.some((answer) => answer?.calls.length) ?? false;
+
+// The request that sends the message, the results of tool calls, or the last message again. A column without an answer
+// of its own has that of the first one.
+export function request({ model, sampling }, column = 0, again = false) {
+  const user = again ? null : draft(), system = byId("system").value.trim(), last = exchanges.at(-1);
+  const messages = exchanges.flatMap((exchange) => {
+    const answer = exchange.answers[column] ?? exchange.answers[0];
+    const asked = exchange.user ? [asMessage(exchange.user)] : [];
+    const repeated = exchange === last && (again || (!user && !answer?.calls.length));
+    return repeated ? asked : [...asked, ...asMessages(answer)];
+  });
+  return { path: "/v1/chat/completions", body: { model,
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages,
+      ...(user ? [asMessage(user)] : [])],
+    ...sampling, stream: true, stream_options: { include_usage: true } } };
+}
+
+function answerFor(model, column) {
+  return answerOf(model, follow, () => byId("form").dispatchEvent(new CustomEvent("again", { detail: column })));
+}
+
+function add(user, answers) {
+  const asked = user && make("article", { class: "turn user", "aria-label": "You" },
+    ...(user.images.length ? [make("div", { class: "thumbs" }, ...thumbs(user.images))] : []),
+      make("pre", {}, user.content));
+  const element = make("div", { class: "exchange" }, ...(asked ? [asked] : []),
+    make("div", { class: "columns" }, ...answers.map((answer) => answer.element)));
+  list.querySelector(".empty")?.remove();
+  for (const old of list.querySelectorAll(".again")) old.hidden = true;
+  exchanges.push({ user, answers, element });
+  list.append(element);
+  list.scrollTop = list.scrollHeight;
+}
+
+async function ended(streams, signal) {
+  const failed = (await Promise.allSettled(streams)).find((one) => one.status === "rejected");
+  if (failed) throw failed.reason;
   return signal.aborted ? "stopped" : "done";
 }
 
-function summary(usage, seconds, first) {
-  if (!usage) return `${seconds.toFixed(2)} s`;
-  return `${usage.prompt_tokens} prompt tokens, ${usage.completion_tokens} completion tokens in ${seconds.toFixed(2)} s`
-    + ` (${(usage.completion_tokens / seconds).toFixed(0)}/s${first === null ? "" : `, first after ${first.toFixed(0)} ms`})`;
+// Send the message to every model, and show the answers while they arrive. all: {model, sampling} per column.
+// Returns "done" or "stopped".
+export async function send(all, signal) {
+  const user = draft();
+  if (!user && !hasCalls(exchanges.at(-1))) throw new Error("Write a message.");
+  const requests = all.map((options, column) => request(options, column));
+  const answers = all.map(({ model }, column) => answerFor(model, column));
+  add(user, answers);
+  byId("message").value = "";
+  byId("message").dispatchEvent(new Event("input"));
+  setImages([]);
+  return ended(answers.map((answer, column) => stream(answer, requests[column], signal)), signal);
 }
+
+// Ask again for the last answer of a column.
+export async function repeat(options, column, signal) {
+  const { answers } = exchanges.at(-1), asked = request(options, column, true);
+  const answer = answerFor(options.model, column);
+  answers[column].element.replaceWith(answer.element);
+  answers[column] = answer;
+  return ended([stream(answer, asked, signal)], signal);
+}
+
+export const modelOf = (column) => exchanges.at(-1).answers[column].model;
 
 clear();

@@ -33,6 +33,12 @@ export function setBadge(element, text, kind) {
   element.className = `badge ${kind}`;
 }
 
+// Show the state of the playground. A conversation shows the usual states itself.
+export function say(state) {
+  setText(byId("progress"), state);
+  byId("progress").classList.toggle("usual", ["running", "done", "stopped"].includes(state));
+}
+
 // Update the children of an element that show rows: keep the child of a row that stays, so that neither the focus nor
 // a button under the pointer is lost. key(row) names a row, create(row) makes its child, update(child, row) shows the
 // row, and empty() makes the only child if there are no rows.

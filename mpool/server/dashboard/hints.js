@@ -29,6 +29,12 @@ const HINTS = {
   maximum: "Maximum number of tokens in the answer, reasoning included.",
   temperature: "0: always the most likely token. Higher values give more varied answers.",
   seed: "The same seed, model and options give the same result again.",
+  tools: "Functions that the model may call, as a JSON list in OpenAI's form: [{\"type\": \"function\", \"function\": {\"name\":"
+    + " \"get_weather\", \"parameters\": {...}}}]. The page shows a call and sends the result that you write.",
+  speed: "Tokens per second after the first one. Two models that answer at once share the compute threads.",
+  first: "Time from the request to the first token: waiting, loading of the model, and processing of the prompt.",
+  components: "The two directions in which the vectors differ most. Points that are close in the picture may differ in other"
+    + " directions: the similarities are exact.",
   steps: "Denoising steps. More take longer and show more detail.",
   similarity: "Cosine of two vectors: 1 for the same direction, 0 for unrelated ones.",
   score: "Relevance of the document to the query. Compare only scores that the same model gave for the same query.",

@@ -1,6 +1,7 @@
 // Markdown as elements: headings, paragraphs, lists, tables, quotes, code. Texts become text nodes, so a model cannot
 // inject HTML; links open only http and https addresses, and images are never loaded.
 import { copyButton, make } from "./dom.js";
+import { highlight } from "./highlight.js";
 
 const DEPTH = 6, SPAN = 2000;
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)$/;
@@ -22,9 +23,9 @@ const beginsBlock = (lines, at) => fenceOf(lines[at]) || headingOf(lines[at]) ||
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-// Split a text into blocks [{kind, lines}].
-export function blocks(text) {
-  const lines = text.split("\n"), found = [];
+// Split a text into blocks {kind, lines, begin}. begin: number of the first line.
+function* blocks(text) {
+  const lines = text.split("\n");
   for (let at = 0; at < lines.length;) {
     const line = lines[at], begin = at;
     if (isBlank(line)) {
@@ -51,7 +52,8 @@ export function blocks(text) {
       kind = "list";
       for (at++; at < lines.length; at++) {
         const next = isBlank(lines[at]) ? lines[at + 1] ?? "" : lines[at];
-        if (isBlank(next) || (!ITEM.test(next) && !/^\s{2,}/.test(next) && (isBlank(lines[at]) || beginsBlock(lines, at)))) break;
+        if (isBlank(next) || (!ITEM.test(next) && !/^\s{2,}/.test(next)
+          && (isBlank(lines[at]) || beginsBlock(lines, at)))) break;
       }
     } else if (isTable(lines, at)) {
       kind = "table";
@@ -59,26 +61,35 @@ export function blocks(text) {
     } else {
       for (at++; at < lines.length && !isBlank(lines[at]) && !beginsBlock(lines, at); at++);
     }
-    found.push({ kind, lines: lines.slice(begin, at) });
+    yield { kind, lines: lines.slice(begin, at), begin };
   }
-  return found;
 }
 
+// Source text as text nodes and spans of one colour.
+export const coloured = (text, language) => highlight(text, language).map(([kind, part]) =>
+  (kind ? make("span", { class: `hl-${kind}` }, part) : part));
+
+// A block of source text with its language and a button that copies it.
+export const codeBlock = (text, language) => make("div", { class: "code" },
+  make("div", { class: "code-head" }, make("span", {}, language || "text"),
+    copyButton("Copy", () => text, { class: "small" })),
+  make("pre", { tabindex: 0, role: "group", "aria-label": "Code" }, make("code", {}, ...coloured(text, language))));
+
 function code(lines) {
-  const [, mark, language] = FENCE.exec(lines[0]);
-  const closed = lines.length > 1 && new RegExp(`^ {0,3}${mark[0]}{${mark.length},}[ \\t]*$`).test(lines[lines.length - 1]);
-  const text = lines.slice(1, closed ? -1 : undefined).join("\n");
-  return make("div", { class: "code" },
-    make("div", { class: "code-head" }, make("span", {}, language.trim().split(/\s/)[0].slice(0, 40) || "text"),
-      copyButton("Copy", () => text, { class: "small" })),
-    make("pre", { tabindex: 0, role: "region", "aria-label": "Code" }, make("code", {}, text)));
+  const [, mark, info] = FENCE.exec(lines[0]);
+  const end = new RegExp(`^ {0,3}${mark[0]}{${mark.length},}[ \\t]*$`);
+  const closed = lines.length > 1 && end.test(lines.at(-1));
+  return codeBlock(lines.slice(1, closed ? -1 : undefined).join("\n"), info.trim().split(/[\s{,]/)[0].slice(0, 40));
 }
 
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((part) => part.trim());
 
 function table(lines, depth) {
-  const row = (line, tag) => make("tr", {}, ...cells(line).map((part) => make(tag, {}, ...inline(part, depth))));
-  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Table" }, make("table", {},
+  const sides = cells(lines[1]).map((part) =>
+    (!part.endsWith(":") ? null : part.startsWith(":") ? "centre" : "right"));
+  const row = (line, tag) => make("tr", {}, ...cells(line).map((part, at) =>
+    make(tag, { class: sides[at] }, ...inline(part, depth))));
+  return make("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Table" }, make("table", {},
     make("thead", {}, row(lines[0], "th")), make("tbody", {}, ...lines.slice(2).map((line) => row(line, "td")))));
 }
 
@@ -90,7 +101,7 @@ function list(lines, depth) {
     else items[items.length - 1].push(line.replace(new RegExp(`^\\s{1,${first[0].length}}`), ""));
   }
   const made = items.map((own) => {
-    const parts = depth < DEPTH ? blocks(own.join("\n")) : [{ kind: "paragraph", lines: own }];
+    const parts = depth < DEPTH ? [...blocks(own.join("\n"))] : [{ kind: "paragraph", lines: own }];
     const [head, ...rest] = parts;
     return make("li", {}, ...(head?.kind === "paragraph" ? inline(head.lines.join("\n"), depth) : head
       ? [block(head, depth + 1)] : []), ...rest.map((part) => block(part, depth + 1)));
@@ -109,7 +120,7 @@ function block({ kind, lines }, depth = 0) {
   }
   if (kind === "quote") {
     const own = lines.map((line) => line.replace(QUOTE, "")).join("\n");
-    return make("blockquote", {}, ...(depth < DEPTH ? blocks(own).map((part) => block(part, depth + 1)) : [own]));
+    return make("blockquote", {}, ...(depth < DEPTH ? [...blocks(own)].map((part) => block(part, depth + 1)) : [own]));
   }
   return make("p", {}, ...inline(lines.join("\n"), depth));
 }
@@ -154,16 +165,46 @@ function inline(text, depth) {
   return found;
 }
 
+const MOST = 20_000; // cost of a text; the blocks beyond are plain text
+const PLAIN = 10_000; // characters of a part of plain text: a part that does not change costs the browser nothing
+// Upper bound of what a block costs the browser: elements, more for those of a line, and the length.
+const cost = (kind, source) => 5 + source.length / 50 + (kind === "code" ? 10 + source.length / 8
+  : 4 * (source.match(/\n/g)?.length ?? 0) + (source.match(/[|*_`~[]/g)?.length ?? 0));
+
+// Split a text into parts, at the ends of lines if they are not far.
+function plain(text) {
+  const found = [];
+  for (let at = 0; at < text.length;) {
+    const line = text.indexOf("\n", at + PLAIN) + 1, end = line && line < at + 2 * PLAIN ? line : at + PLAIN;
+    found.push({ kind: "plain", source: text.slice(at, end) });
+    at = end;
+  }
+  return found;
+}
+
+// The blocks [{kind, source, lines}] to show of a text.
+function shown(text) {
+  const found = [];
+  let left = MOST;
+  for (const { kind, lines, begin } of blocks(text)) {
+    const source = lines.join("\n");
+    left -= cost(kind, source);
+    if (left <= 0) return [...found, ...plain(text.split("\n").slice(begin).join("\n"))];
+    found.push({ kind, source, lines });
+  }
+  return found;
+}
+
 // Show a text that grows: only the blocks that changed are made again.
 export function render(parent, text) {
-  const parts = blocks(text);
-  parts.forEach((part, at) => {
-    const source = part.kind + "\n" + part.lines.join("\n"), old = parent.children[at];
-    if (old && old.source === source) return;
-    const made = block(part);
-    made.source = source;
-    if (old) old.replaceWith(made);
-    else parent.append(made);
+  const old = parent.blocks ?? [];
+  parent.blocks = shown(text).map((part, at) => {
+    const same = old[at]?.kind === part.kind && old[at].source === part.source;
+    const element = same ? old[at].element
+      : part.kind === "plain" ? make("p", { class: "plain" }, part.source) : block(part);
+    if (!same && old[at]) old[at].element.replaceWith(element);
+    else if (!same) parent.append(element);
+    return { kind: part.kind, source: part.source, element };
   });
-  while (parent.children.length > parts.length) parent.lastChild.remove();
+  for (const gone of old.slice(parent.blocks.length)) gone.element.remove();
 }

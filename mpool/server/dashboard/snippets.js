@@ -1,5 +1,6 @@
 // A request of the playground as a curl command and as a Python program.
 import { byId, copy, setText } from "./dom.js";
+import { coloured } from "./markdown.js";
 
 let needsToken = false;
 export const setToken = (needed) => { needsToken = needed; };
@@ -34,7 +35,7 @@ function literal(value, indent = "") {
 // Fields that the method of OpenAI's client has; it sends the others as extra_body.
 const METHODS = {
   "/v1/chat/completions": ["chat.completions.create",
-    ["model", "messages", "max_tokens", "temperature", "seed", "stream", "stream_options"], `
+    ["model", "messages", "max_tokens", "temperature", "seed", "tools", "stream", "stream_options"], `
 for chunk in result:
     for choice in chunk.choices:
         print(choice.delta.content or "", end="", flush=True)
@@ -76,13 +77,13 @@ function asPython({ path, body }) {
 // ---- the dialog -----------------------------------------------------------------------------------------------------
 
 const SHOWN = 20_000;
-const LANGUAGES = { curl: ["curl", asCurl], python: ["Python", asPython] };
+const LANGUAGES = { curl: ["curl", asCurl, "shell"], python: ["Python", asPython, "python"] };
 
 // Copy a request {path, body}, and show what was copied.
 export async function showSnippet(language, request) {
-  const [title, write] = LANGUAGES[language], code = write(request);
+  const [title, write, colours] = LANGUAGES[language], code = write(request);
   setText(byId("snippet-title"), `The request in ${title}`);
-  setText(byId("snippet-text"), code.length > SHOWN ? `${code.slice(0, SHOWN)}\u2026` : code);
+  byId("snippet-text").replaceChildren(...coloured(code.slice(0, SHOWN), colours), ...(code.length > SHOWN ? ["\u2026"] : []));
   byId("snippet").showModal();
   let note = "Copied.";
   try {

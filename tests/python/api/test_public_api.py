@@ -126,8 +126,9 @@ def test_help_refers_to_public_names(module: str) -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
-    found = set(re.findall(r"auto(?:function|class):: mpool\.([\w.]+)", page))
+    pages = (Path(__file__).parents[3] / "docs" / "api").glob("*.md")
+    found = {name for page in pages
+             for name in re.findall(r"auto(?:function|class):: mpool\.([\w.]+)", page.read_text("utf-8"))}
     known = {name for name in mpool.__all__ if name[0] != "_" and name not in mpool.errors.__all__
              and not inspect.ismodule(getattr(mpool, name))}
     for module in ("debug", "results", "search"):

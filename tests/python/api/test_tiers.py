@@ -20,17 +20,17 @@ LATE_IMPORTS = {
     "an extra, or a library that takes tens of milliseconds":
         (28, r"\S+ (PIL|llguidance|huggingface_hub|tqdm|tomli|torch|scipy|shtab|filelock|ray)\b"),
     "a module of Python that takes milliseconds, or that some systems lack":
-        (14, r"\S+ (asyncio|importlib\.metadata|urllib\.request|readline|resource|tempfile|shutil|logging)\b"),
+        (12, r"\S+ (asyncio|importlib\.metadata|urllib\.request|resource|tempfile|shutil|logging)\b"),
     "asyncio, which a program without an event loop does not load":
         (6, r"mpool\.tasks\.\S+ mpool\.(runtime\.watching|tasks\.async_streams)$"),
     "numpy or the core, which `import mpool`, `mpool --help` and `mpool list` do without":
         (8, r"\S+ (numpy|mpool\._core)$"),
     "a command of the command line, which starts without those of the others":
-        (18, r"mpool\.cli\b"),
+        (19, r"mpool\.cli\b"),
     "a capability, which the first request for another does without":
         (18, r"mpool\.tasks\.(requests|running|text_to_text) "),
     "a file format, which models of other formats do without":
-        (11, r"mpool\.(models|tokenizers)\."),
+        (10, r"mpool\.(models|tokenizers)\."),
     "the functions of the module, which are methods of a pool that they create":
         (6, r"mpool\.(api\.stubs|model|pool) "),
     "the package, whose import is fast": (6, r"mpool(\.server|\.tokenizers|\.integrations\.ray\.pools)? "),

@@ -4,14 +4,10 @@ import io
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +17,12 @@ from PIL import Image
 
 import tinymodels
 from mpool.cli import main
-from mpool.cli.common import for_output, print_json, table
+from mpool.cli.common import for_output, print_json
+from mpool.cli.layout import table
 from mpool.cli.parser import make_parser
-from mpool.cli.talking import Conversation
+from mpool.cli.chatting import Conversation
 from mpool.errors import ContextOverflow
-
-#: Enable Ctrl-C, which a shell disables for tests that run in the background.
-START = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-         "from mpool.cli import main; sys.exit(main())")
-#: Working directory of commands. It must not contain the sources, because ``python -c`` imports from it first.
-ELSEWHERE = Path(__file__).parent.parent
-
-
-def command(*arguments: str) -> list[str]:
-    """Return the command line, to be run in ELSEWHERE."""
-    return [sys.executable, "-c", START, *arguments]
-
+from terminals import ELSEWHERE, command, talk
 
 def run(*arguments: str, stdin: str | bytes = "", env: dict[str, str] | None = None,
         check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -96,7 +82,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("embed", "--task", "other", "text"),
+@pytest.mark.parametrize("arguments", [("embed", "--task", "other", "text"),
                                        ("generate", "--top-k", "many", "text"),
                                        ("generate", "--logit-bias", "x", "text"), ("pull",), ("nothing",)])
 def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,85 +288,6 @@ def test_closed_output(llama: str) -> None:
 
 # ---- chat and Ctrl-C ------------------------------------------------------------------------------------------------
 
-class Talk:
-    """A running command, whose output can be read while it runs."""
-
-    def __init__(self, child: subprocess.Popen[bytes], read: int, write: int) -> None:
-        self.child, self.read, self.write = child, read, write
-        self.seen = b""
-
-    def send(self, text: str) -> None:
-        """Send input."""
-        os.write(self.write, text.encode())
-
-    def until(self, wanted: str, timeout: float = 120) -> str:
-        """Wait for a text in the new output. Return the output up to and including it."""
-        end = time.monotonic() + timeout
-        while wanted.encode() not in self.seen:
-            left = end - time.monotonic()
-            assert left > 0 and select.select([self.read], [], [], left)[0], f"{wanted!r} not in {self.seen!r}"
-            try:
-                more = os.read(self.read, 65536)
-            except OSError:  # the other side of the terminal is closed
-                more = b""
-            assert more, f"{wanted!r} not in {self.seen!r} at the end of the output"
-            self.seen += more
-        head, found, self.seen = self.seen.partition(wanted.encode())
-        return (head + found).decode(errors="replace")
-
-    def wait_for_input(self) -> None:
-        """Let the child reach its read: it handles a signal between prompt and read only after the next key. Its main
-        thread then sleeps, and nothing wakes it."""
-        path = Path(f"/proc/{self.child.pid}/status")
-        if not path.exists():  # no Linux
-            time.sleep(2.0)
-            return
-        quiet, before = 0, ""
-        while quiet < 20:
-            time.sleep(0.01)
-            now = "".join(line for line in path.read_text().splitlines() if line.startswith(("State", "voluntary")))
-            quiet = quiet + 1 if now == before and "sleeping" in now else 0
-            before = now
-
-    def some(self, count: int = 20) -> None:
-        """Wait for ``count`` bytes of output and discard them."""
-        while len(self.seen) < count:
-            assert select.select([self.read], [], [], 120)[0]
-            self.seen += os.read(self.read, 65536)
-        self.seen = b""
-
-
-@contextmanager
-def talk(*arguments: str, terminal: bool = False) -> Iterator[Talk]:
-    """Start the command, with standard output and standard error combined."""
-    if terminal:
-        import fcntl
-        import termios
-
-        outer, inner = os.openpty()
-        child = subprocess.Popen(command(*arguments), stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
-                                 cwd=ELSEWHERE,
-                                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-                                 env={**os.environ, "TERM": "dumb", "INPUTRC": "/dev/null"})
-        os.close(inner)
-        read = write = outer
-    else:
-        child = subprocess.Popen(command(*arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, bufsize=0, cwd=ELSEWHERE)
-        assert child.stdout is not None and child.stdin is not None
-        read, write = child.stdout.fileno(), child.stdin.fileno()
-    try:
-        yield Talk(child, read, write)
-    finally:
-        child.kill()
-        child.wait()
-        if terminal:
-            os.close(read)
-        else:
-            child.stdin.close()
-            child.stdout.close()
-
-
 ENDLESS = ("--ignore-eos", "--max-tokens", "16000", "--seed", "3")
 
 
@@ -418,19 +325,15 @@ def test_ctrl_c_stops_the_reply_but_not_the_program(llama: str) -> None:
 
 @pytest.mark.builds
 def test_chat_in_a_terminal(llama: str) -> None:
-    """A prompt, lines between triple quotes, Ctrl-C during a reply and at the prompt, Ctrl-D."""
-    with talk("chat", "--model", llama, "--stats", *ENDLESS, terminal=True) as session:
+    """In a terminal that cannot move its cursor: a prompt, lines between triple quotes, Ctrl-C, Ctrl-D."""
+    with talk("chat", "--model", llama, "--stats", *ENDLESS, terminal="dumb") as session:
         session.until("> ")
         session.send('"""The quick\n')
-        session.until("... ")
+        session.until(". ")
         session.send('brown fox"""\n')
         session.some(60)
         session.send("\x03")
         session.until("(stopped)")
-        session.until("> ")
-        session.wait_for_input()
-        session.send("\x03")
-        session.until("press Ctrl-C again or Ctrl-D, or enter /exit")
         session.until("> ")
         session.send("\x04")
         assert session.child.wait(30) == 0
@@ -477,7 +380,7 @@ def test_import_error_that_ctrl_c_caused(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.slow
 def test_second_ctrl_c_at_the_prompt_exits(llama: str) -> None:
     """The first Ctrl-C prints how to exit."""
-    with talk("chat", "--model", llama, terminal=True) as session:
+    with talk("chat", "--model", llama, terminal="dumb") as session:
         session.until("> ")
         session.wait_for_input()
         session.send("\x03")
@@ -497,26 +400,28 @@ def test_chat_continues_after_a_failure(llama: str) -> None:
     assert "tokens, but the model supports at most" in done.stderr and done.stderr.count("prompt tokens") == 1
 
 
-def test_a_conversation_that_exceeds_the_context() -> None:
+def test_a_conversation_that_exceeds_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest messages and replies are dropped; the system message and the last message stay."""
     asked: list[list[str]] = []
 
     class Small:
-        """A pool whose model has a context of four messages."""
+        """A model with a context of four messages."""
+
+        limit = 4
 
         def chat(self, messages: list[dict[str, str]], *_: Any, **__: Any) -> str:
             """Raise ContextOverflow for a fifth message."""
             asked.append([message["content"] for message in messages])
-            if len(messages) > 4:
+            if len(messages) > self.limit:
                 raise ContextOverflow(tokens=5, limit=4)
             return "stream"
 
-    conversation = Conversation(Small(), None, Namespace(stats=False, system="s", compute="auto"))  # type: ignore
+    conversation = Conversation(Small(), Namespace(stats=False, system="s"))  # type: ignore
     conversation.messages = [{"role": "user", "content": text} for text in "12345"]
     assert conversation.begin() == "stream"
     assert asked == [["s", "1", "2", "3", "4", "5"], ["s", "3", "4", "5"]]
     conversation.messages = [{"role": "user", "content": "x"}] * 2
-    conversation.start *= 4
+    monkeypatch.setattr(Small, "limit", 1)
     with pytest.raises(ContextOverflow):
         conversation.begin()
 
@@ -582,7 +487,7 @@ def test_models_prints_hashes_and_default_options(capsys: pytest.CaptureFixture[
     """Each row says if its hashes are pinned, and the options that its calls have by default; so does `show`."""
     from mpool.models import load_catalogue
 
-    assert main(["models", "--capability", "text_to_image"]) == 0
+    assert main(["models", "--wide", "--capability", "text_to_image"]) == 0
     text = capsys.readouterr().out.partition("\n\n")[0]
     header, *lines = (re.split(r"  +", line.strip()) for line in text.splitlines())
     rows = {line[0].removesuffix(" (default)"): dict(zip(header, line)) for line in lines}
@@ -591,7 +496,7 @@ def test_models_prints_hashes_and_default_options(capsys: pytest.CaptureFixture[
         "stable-diffusion-3.5-large-turbo": ("unpinned", "num_inference_steps=4, guidance_scale=0"),
         "stable-diffusion-3.5-medium": ("unpinned", "-"), "digits-sd3": ("pinned", "-")}
     assert [line[0] for line in lines if "(default)" in line[0]] == ["FLUX.1-schnell (default)"]
-    assert main(["models"]) == 0
+    assert main(["models", "--wide"]) == 0
     out = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
     catalogue = load_catalogue()
     assert [re.search(r"  (un)?pinned  ", line).group().strip() for line in out] == [  # type: ignore[union-attr]

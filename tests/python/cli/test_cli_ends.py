@@ -77,7 +77,7 @@ def test_captures_are_compared_in_the_order_of_the_arguments(tmp_path: Path,
 
 @pytest.mark.parametrize("kind, commands", [
     ("an unknown command or option", ["nothing", "embed A --nothing"]),
-    ("a missing argument", ["", "pull", "search", "capture", "capture --prompt x", "capture --out x"]),
+    ("a missing argument", ["pull", "search", "capture", "capture --prompt x", "capture --out x"]),
     ("a value that is no number where one is required", ["embed A --dimensions x", "serve --port abc"]),
     ("none of the choices", ["embed A --task other"]),
     ("a value out of range", ["serve --port 99999", "search q a -k 0", "classify a -m m -k 0"]),

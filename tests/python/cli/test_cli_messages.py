@@ -68,7 +68,7 @@ def test_errors_have_the_options(folders: dict[str, str], arguments: list[str], 
 def test_an_empty_prompt(arguments: list[str], usage: str, monkeypatch: pytest.MonkeyPatch,
                          capsys: pytest.CaptureFixture[str]) -> None:
     """It is refused before the model is loaded."""
-    monkeypatch.setattr("mpool.cli.talking.standard_input", lambda: "")
+    monkeypatch.setattr("mpool.cli.talking.standard_input", lambda *_: "")
     assert main([*arguments, "-m", "no such model"]) == 1
     assert capsys.readouterr().err == ("mpool: the prompt must have at least 1 character, got none. Pass it as an "
                                        f"argument or on standard input: {usage}\n")

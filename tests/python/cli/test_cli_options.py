@@ -4,7 +4,6 @@ library is a recorder here; test_cli.py runs the commands with models."""
 import io
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from mpool import PoolConfig
 from mpool.cli import capturing, embedding, main, talking
 from mpool.cli.parser import make_parser
+from mpool.results import Chunk, Completion, Timings, Usage
 from mpool.tasks.sampling import TABLE
 from commandimages import image_files as image_files
 
@@ -48,14 +48,14 @@ class Recorder:
         pass
 
     def __iter__(self) -> Any:
-        return iter([SimpleNamespace(text="text", reasoning="")])
+        return iter([Chunk("text")])
 
     def close(self) -> None:
         """Do nothing: the interface of a stream."""
 
     def result(self) -> Any:
         """Return a completion."""
-        return SimpleNamespace(text="text", usage=SimpleNamespace(completion_tokens=1))
+        return Completion("text", "stop", None, (), None, Usage(1, 1), Timings(0, 0, 0, 0), "model", 0, ())
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:

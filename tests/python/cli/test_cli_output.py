@@ -19,9 +19,10 @@ from mpool import cli
 from mpool.cli import capturing, common, embedding, imaging, main, serving, talking
 from mpool.cli.common import Texts, size_of, speed, stats_line
 from mpool.cli.parser import make_parser
-from mpool.cli.talking import Conversation
+from mpool.cli.chatting import Conversation
+from mpool.cli.prompting import line_reader
 from mpool.errors import FileError
-from mpool.results import Choice, Completion, Timings, Usage
+from mpool.results import Choice, Chunk, Completion, Timings, Usage
 from mpool.tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from commandimages import image_files as image_files
 
@@ -107,7 +108,7 @@ def test_text_of_a_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
     class Stream(Library):
         def __iter__(self) -> Iterator[Any]:
-            return iter([SimpleNamespace(text="a "), SimpleNamespace(text="b")])
+            return iter([Chunk("a "), Chunk("b")])
 
         def result(self) -> Completion:
             return done
@@ -127,34 +128,34 @@ def test_text_of_a_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 @pytest.mark.parametrize("interactive, chunks, out, err", [
     (True, [("a", ""), ("b", "")], "ab\n", ""),
-    (True, [("", "x"), ("", "y"), ("a", ""), ("b", "")], "ab\n", "xy\n---\n"),
-    (True, [("", "x"), ("a", ""), ("", "y"), ("b", "")], "ab\n", "x\n---\ny\n---\n"),
-    (True, [("", "x")], "\n", "x"),
+    (True, [("", "x"), ("", "y"), ("a", ""), ("b", "")], "ab\n", "xy\n\n"),
+    (True, [("", "x"), ("a", ""), ("", "y"), ("b", "")], "ab\n", "x\n\ny\n\n"),
+    (True, [("", "x")], "\n", "x\n\n"),
     (False, [("", "x"), ("a", "")], "a\n", "")])
 def test_reply_with_reasoning(capsys: pytest.CaptureFixture[str], interactive: bool, chunks: list[tuple[str, str]],
                               out: str, err: str) -> None:
-    """In a terminal, reasoning is shown on standard error, and a line separates it from the text behind it."""
+    """Reasoning that a user wants to see is on standard error, and an empty line separates it from the text."""
     stream = Library(result=completion("reply"))
     type(stream).__iter__ = lambda self: iter(  # type: ignore[attr-defined]
         [SimpleNamespace(text=text, reasoning=reasoning) for text, reasoning in chunks])
     arguments = make_parser().parse_args(["chat", "-m", "m"])
-    talk = Conversation(Library(chat=stream), stream, arguments)  # type: ignore[arg-type]
-    talk.interactive = interactive
+    talk = Conversation(Library(chat=stream), arguments)  # type: ignore[arg-type]
+    talk.interactive, talk.switches["fold"] = interactive, False
     try:
-        assert talk.reply() == "reply"
+        assert talk.reply() == ({"role": "assistant", "content": "reply"}, True)
     finally:
         del Library.__iter__  # type: ignore[attr-defined]
     assert capsys.readouterr() == (out, err)
 
 
 @pytest.mark.parametrize("lines, message", [
-    (["x"], "x"), ([" x "], " x "), ([" /help "], "/help"), (['"""a', 'b"""'], "a\nb"), (['"""a"""'], "a"),
+    (["x"], "x"), ([" x "], " x "), ([" /help "], " /help "), (['"""a', 'b"""'], "a\nb"), (['"""a"""'], "a"),
     ([' """a', "", ' b """ '], "a\n\n b "), (['"""a', "b"], "a\nb"), ([], None)])
 def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch, lines: list[str], message: str | None) -> None:
     """Triple quotes enclose a message of several lines; the end of the input ends it, too."""
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    talk = Conversation(Library(), None, make_parser().parse_args(["chat", "-m", "m"]))  # type: ignore[arg-type]
-    assert talk.read() == message
+    talk = Conversation(Library(), make_parser().parse_args(["chat", "-m", "m"]))  # type: ignore[arg-type]
+    assert line_reader(talk)() == message
 
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
@@ -563,16 +564,17 @@ def test_verbose(monkeypatch: pytest.MonkeyPatch, count: int, levels: list[str])
             logger.setLevel(level)
 
 
-def test_end_of_the_input_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_of_the_input_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-D ends the prompt's line, so that the shell's prompt begins a new one."""
     def end(prompt: str) -> str:
         raise EOFError
 
     monkeypatch.setattr("builtins.input", end)
-    talk: Any = object.__new__(Conversation)
-    talk.interactive = True
-    assert talk.line("> ") is None
-    assert capsys.readouterr().out == "\n"
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("sys.stdout", out := Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    talk = Conversation(Library(), make_parser().parse_args(["chat", "-m", "m"]))  # type: ignore[arg-type]
+    assert line_reader(talk)() is None and out.getvalue() == "\n"
 
 
 @pytest.mark.parametrize("variable", [None, "MPOOL_OFFLINE"])

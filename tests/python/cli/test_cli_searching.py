@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -184,12 +185,19 @@ def test_unknown_command_names_the_nearest(wrong: str, right: str, capsys: pytes
 
 
 def test_completion_completes_commands_and_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """bash completes a command and an option with the printed script."""
+    """bash completes a command, an option, names of models and of files with the printed script."""
     assert main(["completion", "bash"]) == 0
     script = tmp_path / "mpool.bash"
     script.write_text(capsys.readouterr().out, encoding="utf-8")
-    for words, expected in ((["mpool", "embed-i"], "embed-image"), (["mpool", "embed", "--dimens"], "--dimensions")):
-        code = (f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+    (tmp_path / "mpool").write_text(f"#!/bin/sh\nexec {sys.executable} -m mpool \"$@\"\n")
+    (tmp_path / "mpool").chmod(0o755)
+    (tmp_path / "digits.gguf").touch()
+    for words, expected in ((["mpool", "embed-i"], "embed-image"), (["mpool", "embed", "--dimens"], "--dimensions"),
+                            (["mpool", "run", "digits-ll"], "digits-llava"),
+                            (["mpool", "show", "digits.g"], "digits.gguf"),
+                            (["mpool", "embed", "--file", "digits.g"], "digits.gguf")):
+        code = (f"export PATH={tmp_path}:$PATH; cd {tmp_path}; source {script}; "
+                f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
                 "$(complete -p mpool | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo ${COMPREPLY[@]}")
         done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
         assert done.stdout.split() == [expected], done.stderr

@@ -1,8 +1,11 @@
 """The README and every page of docs/: code runs, links exist, tables match the code."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import docrunner
@@ -17,6 +20,8 @@ if not (ROOT / "README.md").exists() or not (ROOT / "csrc").is_dir():
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the models of :func:`docrunner.write_substitutes`."""
@@ -113,13 +118,60 @@ def test_health_check_of_the_load_balancer_is_answered() -> None:
         assert raw.request(check[2], method=check[1], host=check[3]).answer()[0] == 200
 
 
-@pytest.mark.builds
-def test_site_builds(tmp_path: Path) -> None:
-    """``sphinx-build -W``: a warning is an error."""
-    pytest.importorskip("sphinx")
-    pytest.importorskip("myst_parser")
-    pytest.importorskip("furo")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the built site. A warning is an error, and so is a role that names nothing."""
+    for name in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(name)
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"),
-                           str(tmp_path / "html")], capture_output=True, text=True, timeout=600, cwd=tmp_path)
+                           str(folder / "html")], capture_output=True, text=True, timeout=600, cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert (tmp_path / "html" / "cli.html").exists()
+    return folder / "html"
+
+
+@pytest.mark.builds
+def test_site_builds(site: Path) -> None:
+    assert (site / "cli.html").exists()
+
+
+@pytest.mark.builds
+def test_blocks_of_the_command_line_have_80_columns(site: Path) -> None:
+    blocks = re.findall(r"<pre>(.*?)</pre>", (site / "cli.html").read_text("utf-8"), re.DOTALL)
+    lines = [unescape(re.sub(r"<[^>]+>", "", line)) for block in blocks for line in block.splitlines()]
+    assert len(blocks) > 10 and not [line for line in lines if len(line) > 80]
+
+
+#: What a reader types into the search -> the page that must come first.
+QUESTIONS = {
+    "memory limit": "settings", "offline": "settings", "threads": "settings", "keep alive": "settings",
+    "environment variables": "settings", "cache folder": "settings", "wheel": "installing", "windows": "installing",
+    "bfloat16": "models/precision", "float32": "models/precision", "out of memory": "troubleshooting",
+    "gpu": "troubleshooting", "docker": "server/deployment", "prometheus": "server/metrics",
+    "api key": "server/security", "function calling": "guides/tools", "json schema": "guides/structured-output",
+    "lora": "guides/adapters-and-tasks", "speculative decoding": "guides/draft-models", "download": "models/weights",
+    "ollama": "coming-from/ollama", "asyncio": "guides/threads-and-asyncio", "embed": "api/embed",
+}
+
+
+@pytest.mark.builds
+def test_search_finds_the_page_of_a_question_first(site: Path) -> None:
+    """The site's own search, run by node."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs node")
+    done = subprocess.run([node, str(Path(__file__).with_name("search_site.js")), str(site), *QUESTIONS],
+                          capture_output=True, text=True, timeout=60, check=True)
+    found = [json.loads(line)[:1] for line in done.stdout.splitlines()]
+    assert dict(zip(QUESTIONS, found, strict=True)) == {question: [page] for question, page in QUESTIONS.items()}
+
+
+#: Pages that are looked up and not read: tables of fields, formats and options.
+REFERENCES = {"server/openai", "server/encoders", "models/formats", "models/families", "settings", "cli", "benchmarks",
+              "troubleshooting", "changelog", "contributing"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name not in ("api", ROOT.name)],
+                         ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_are_short_enough_to_be_read(page: Path) -> None:
+    name = str(page.relative_to(ROOT / "docs").with_suffix(""))
+    assert name in REFERENCES or len(page.read_text("utf-8").split()) <= 1500

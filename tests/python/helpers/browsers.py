@@ -84,10 +84,20 @@ def click(driver: Any, name: str) -> None:
     driver.find_element(By.ID, name).click()
 
 
+def choose_task(driver: Any, task: str) -> None:
+    """Choose a task of the playground. Narrow screens have the settings behind a button."""
+    opener = driver.find_element(By.ID, "open-settings")
+    if opener.is_displayed():
+        opener.click()
+    click(driver, f"task-{task}")
+    if opener.is_displayed():
+        click(driver, "close-settings")
+
+
 def choose(driver: Any, task: str, model: str) -> None:
     click(driver, "tab-playground")
     until(lambda: find(driver, "#model option"))
-    click(driver, f"task-{task}")
+    choose_task(driver, task)
     driver.find_element(By.CSS_SELECTOR, f"#model option[value='{model}']").click()
 
 
@@ -115,6 +125,17 @@ def clipboard(driver: Any) -> str:
     found: str = driver.execute_async_script(
         "const done = arguments[0]; navigator.clipboard.readText().then(done, (error) => done(String(error)))")
     return found
+
+
+def violations(driver: Any) -> list[tuple[str, list[str]]]:
+    """Check the page as it is against the rules of axe. Returns the broken rules, and the elements that break them."""
+    rules = package("axe_core_python", "browser")
+    driver.execute_script(resources.files(rules).joinpath("axe.min.js").read_text(encoding="utf-8"))
+    found: list[dict[str, Any]] = driver.execute_async_script("""
+        const done = arguments[0];
+        axe.run({ resultTypes: ['violations'] }).then(({ violations }) => done(violations),
+            (error) => done([{ id: String(error), nodes: [] }]));""")
+    return [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in found]
 
 
 def resize(driver: Any, width: int, height: int = 900) -> None:

@@ -155,19 +155,27 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                  "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}}),
     "cohere2_biased": ("Cohere2Config", "Cohere2ForCausalLM",
                        {"sliding_window": 30, "logit_scale": 1.3, "attention_bias": True, "hidden_act": "gelu"}),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM",
+             {"norm_eps": 1e-4, "block_auto_adjust_ff_dim": False,
+              "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
+    "lfm2_biased": ("Lfm2Config", "Lfm2ForCausalLM",
+                    {"conv_bias": True, "conv_L_cache": 5, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3,
+                     "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
                "granite_hybrid": ["attention"] * 3,
-               "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"]}
+               "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
+               "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"]}
 
 #: Decoders that GGUF files cannot represent, or usually do not: windows, their layers, or scales are missing there.
 FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
-                "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased")
+                "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
+                "lfm2_biased")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
-TIED = ("gemma2", "cohere2")
+TIED = ("gemma2", "cohere2", "lfm2")
 #: Number of layers that a model needs to have a layer of every type.
 LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5}
 

@@ -68,12 +68,16 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         writer.add_causal_attention(False)
         writer.add_pooling_type(gguf.PoolingType.MEAN)
         return
-    writer.add_head_count_kv(1 if arch == "deepseek2" and halves else config.num_key_value_heads)
+    if arch == "lfm2":
+        writer.add_head_count_kv([0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_head_count_kv(1 if arch == "deepseek2" and halves else config.num_key_value_heads)
     if arch == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_logit_scale(config.logit_scale)
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(getattr(config, "norm_eps", None) or config.rms_norm_eps)
     head = getattr(config, "head_dim", None)
     if arch == "deepseek2":
         _write_latents(writer, config, halves)
@@ -228,6 +232,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             for part, values in _latent_halves(data, config).items():
                 writer.add_tensor(f"blk.{name.split('.')[2]}.{part}.weight", np.ascontiguousarray(values))
             continue
+        if name.endswith("conv.conv.weight"):
+            data = data[:, 0]
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         if pairs and (".q_proj." in name or ".k_proj." in name):

@@ -87,7 +87,7 @@ def _gguf(values: Any) -> Any:
     name = table.str("general.architecture")
     row = architectures.find(architectures.IN_GGUF, name, file=NAME, field="general.architecture")[0]
     kv = {row.name + key[len(name):]: value for key, value in values.items() if key.startswith(f"{name}.")}
-    gguf_model._merge_layer_sizes(kv, row.name, NAME)
+    gguf_model._merge_layer_sizes(kv, row, NAME)
     kv[f"{row.name}.vocab_size"] = gguf_model._vocabulary_rows(table, name, {"token_embd.weight": (9, 8)}, NAME)
     gguf_model._add_defaults(table, row, name, kv)
     size = architectures.sizes(row, kv, file=NAME, token_types=0)

@@ -64,6 +64,12 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                      "use_parallel_embedding": True, "use_qk_norm": False,
                                      "cache_implementation": "hybrid", "rope_scaling": None, "rope_theta": 50000,
                                      "rope_parameters": ...}),
+    "LFM2-1.2B": ("lfm2", {"layer_types": ..., "full_attn_idxs": [0], "block_dim": 96, "block_ff_dim": 144,
+                           "block_mlp_init_scale": 1.0, "block_norm_eps": 1e-05, "block_out_init_scale": 1.0,
+                           "block_use_swiglu": True, "block_use_xavier_init": True, "conv_dim": 96, "conv_dim_out": 96,
+                           "conv_use_xavier_init": True, "intermediate_size": ..., "num_heads": 6,
+                           "rope_theta": 20000.0, "rope_parameters": ..., "tie_embedding": True,
+                           "tie_word_embeddings": ..., "theta": 20000.0, "use_pos_enc": True}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 

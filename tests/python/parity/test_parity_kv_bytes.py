@@ -16,16 +16,25 @@ from paritymodels import randomise, torch, write_tokenizer
 VOCAB, PAIR, LARGE = 96, 1, 100.0
 
 
+def _attention(model: Any) -> list[Any]:
+    """Return the attention of the layers that have it."""
+    return [layer.self_attn for layer in model.model.layers if hasattr(layer, "self_attn")]
+
+
+def _key_norm(own: Any) -> Any:
+    return getattr(own, "k_norm", None) or getattr(own, "k_layernorm", None)
+
+
 def plant(model: Any) -> None:
     """Enlarge one rotary pair of each key head, and make the same pair of the queries smaller."""
-    for layer in model.model.layers:
-        own = layer.self_attn
+    for own in _attention(model):
         components = [PAIR, PAIR + own.head_dim // 2]
         with torch.no_grad():
-            if hasattr(own, "k_norm"):
-                offset = 1 if type(own.k_norm).__name__.startswith("Gemma") else 0
-                own.k_norm.weight.view(-1, own.head_dim)[:, components] = LARGE - offset
-                own.q_norm.weight.view(-1, own.head_dim)[:, components] = 1 / LARGE - offset
+            if (k_norm := _key_norm(own)) is not None:
+                q_norm = getattr(own, "q_norm", None) or own.q_layernorm
+                offset = 1 if type(k_norm).__name__.startswith("Gemma") else 0
+                k_norm.weight.view(-1, own.head_dim)[:, components] = LARGE - offset
+                q_norm.weight.view(-1, own.head_dim)[:, components] = 1 / LARGE - offset
             else:
                 own.k_proj.bias.view(-1, own.head_dim)[:, components] = LARGE
                 own.q_proj.bias.view(-1, own.head_dim)[:, components] /= LARGE
@@ -36,7 +45,7 @@ def plant(model: Any) -> None:
 CASES = [("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_biased", True), ("qwen3", False),
          ("qwen3", True), ("qwen3_biased", False), ("gemma3", False), ("smollm3_biased", False),
          ("qwen3moe", False), ("gpt_oss", False), ("granite_biased", False), ("gemma2_biased", False),
-         ("olmo2", False), ("cohere2_biased", False)]
+         ("olmo2", False), ("cohere2_biased", False), ("lfm2", False)]
 #: Largest errors of models with norms of keys, and of those with biases.
 NORMS, BIASES = 0.015, 0.035
 #: Largest errors of models whose experts magnify errors, or whose scales reduce them. Without the factors of keys, the
@@ -47,8 +56,8 @@ WITHOUT = {"deepseek2": "latent attention", "phi3": "neither norms of keys nor b
 
 
 def _has_factors(model: Any) -> bool:
-    own = model.model.layers[0].self_attn
-    return hasattr(own, "k_norm") or getattr(getattr(own, "k_proj", None), "bias", None) is not None
+    own = _attention(model)[0]
+    return _key_norm(own) is not None or getattr(getattr(own, "k_proj", None), "bias", None) is not None
 
 
 def test_every_decoder_with_factors_has_a_case() -> None:

@@ -132,7 +132,7 @@ def test_a_death_is_one_warning(wide: Path, pool: mpool.Pool, number: int, caplo
     assert {(level, row["model"], row["failed"]) for level, row in found} == {("WARNING", key, "0")}
     assert sum(int(row["retried"]) for _, row in found) == 1
     assert all(f"signal {number:d}" in row["cause"] for _, row in found)
-    assert len({row["worker"] for _, row in found}) == len(before)
+    assert len({row["worker"] for _, row in found}) == len(before) == pool.health().models[key].deaths
 
 
 def test_a_stalled_worker_dies_with_one_warning(wide: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -88,7 +88,8 @@ def test_tables_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """Names come from hubs and files. A model's text keeps its line ends."""
     from mpool import cli
-    from mpool.cli.common import say, table
+    from mpool.cli.common import say
+    from mpool.cli.layout import table
 
     assert table(("MODEL", "B"), [(FORGED, "1")]).count("\n") == 1
     assert cli.main(["show", "./none\x1b[31m"]) == 1 and "\x1b" not in capsys.readouterr().err

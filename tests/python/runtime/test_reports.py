@@ -110,12 +110,13 @@ def test_the_first_problem_of_each_model() -> None:
 # ---- health --------------------------------------------------------------------------------------------------------
 
 def test_every_field_of_health() -> None:
-    failed = row("b", state="failed", workers=3, busy=3, dead=1, last_error="IO", waiting=(50, 20))
-    found = health.health(host(row("a"), failed))
+    failed = row("b", state="failed", workers=3, busy=3, dead=1, last_error="IO", waiting=(50, 20),
+                 deaths={"killed": 2, "stalled": 1})
+    found = health.health(host(row("a", deaths={"killed": 0}), failed))
     assert found.models["a"] == health.ModelHealth("ready", "closed", health.Workers(5, 2, 3, 0), 4, 50, 0.2, 0.4, 0.25,
                                                   None)
     assert found.models["b"] == health.ModelHealth("failed", "closed", health.Workers(3, 3, 0, 1), 50, 100, 0.2, 0.4,
-                                                  0.25, "IO")
+                                                  0.25, "IO", 3)
     assert found.workers == health.Workers(8, 5, 3, 1)
     assert found.memory == health.Memory(30, 100, 70, "low", 0.3)
     assert found.status == "degraded" and found.reasons == (

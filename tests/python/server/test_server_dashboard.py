@@ -255,7 +255,7 @@ def test_health_is_short_and_the_state_has_workers_and_memory(bert: Path) -> Non
     with serving([f"bert={bert}"], token=TOKEN) as made:
         made.state.pool.load(bert)
         status, found = ask(made, "/health")
-        assert status == 200 and set(found) == {"status", "uptime", "streams", "starved"}
+        assert status == 200 and set(found) == {"status", "uptime", "streams", "worker_deaths", "starved"}
         assert ask(made, "/api/mpool/state")[0] == 401
         status, found = ask(made, "/api/mpool/state", None, f"Authorization: Bearer {TOKEN}")
         assert status == 200 and found["memory"]["used"] > 0 and found["memory"]["pressure"] == "low"

@@ -96,6 +96,16 @@ def test_a_refused_request_has_one_record(server: Any, method: str, path: str, b
 _WITH_MODEL = ("model_not_found", "wrong_capability", "previous_response_not_found", "request_too_large")
 
 
+def test_health_that_is_bad_has_a_reason(bert: Path) -> None:
+    """Status 503 of /health is a warning, with the problem of the pool."""
+    with serving([f"bert={bert}"]) as server, logged() as found:
+        assert ask(server, "/health")[0] == 200
+        server.state.pool.begin_shutdown()
+        assert ask(server, "/health")[0] == 503
+        good, bad = of_requests(found, 2)
+    assert (good["level"], bad["level"], bad["status"]) == ("INFO", "WARNING", 503) and "closed" in bad["reason"]
+
+
 def test_a_connection_that_is_refused_has_one_record(server: Any) -> None:
     """What no operation sees: heads that are no HTTP, or too large, and a body that is too large."""
     host = f"Host: 127.0.0.1:{server.port}\r\n".encode()

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from servers import Raw, ask, server_idle, serving
+from servers import Raw, ask, limits, server_idle, serving
+from waiting import busy, until
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -40,6 +41,11 @@ def server(llama: Path, bert: Path) -> Iterator[Any]:
         made.state.stopping = False
         with Raw(made) as raw:
             assert raw.send(b"EVIL\r\n\r\n").response()[0] == 400
+        with limits(made, body_timeout=0.2), Raw(made) as raw:
+            assert raw.request("/api/embed", b"{", length=100).response()[0] == 408
+        with Raw(made) as raw:  # the client leaves before the response begins
+            raw.request("/v1/completions", json.dumps({**TEXT, "prompt": "a", "max_tokens": 4000}).encode())
+            until(lambda: busy(made.state.pool))
         server_idle(made)
         yield made
 
@@ -60,7 +66,8 @@ def test_requests_are_counted_by_route_and_status(server: Any) -> None:
     found.pop(("/metrics", "200"), None)
     assert found == {("/v1/chat/completions", "200"): 1, ("/v1/embeddings", "200"): 1, ("", "404"): 1,
                      ("/v1/chat/completions", "404"): 1, ("/v1/models/{id}", "404"): 1, ("/v1/models", "421"): 1,
-                     ("/v1/models", "503"): 1, ("/v1/embeddings", "400"): 1, ("", "400"): 1}
+                     ("/v1/models", "503"): 1, ("/v1/embeddings", "400"): 1, ("", "400"): 1, ("/api/embed", "408"): 1,
+                     ("/v1/completions", "499"): 1}
     times = values(server, "mpool_http_request_seconds_count", "route")
     assert times["/v1/chat/completions",] == 2 and times["/v1/models",] == 2 and times["",] == 2
 
@@ -74,7 +81,7 @@ def test_names_of_clients_become_no_labels(server: Any) -> None:
 def test_histograms_by_model(server: Any) -> None:
     count = {name: values(server, f"mpool_{name}_seconds_count", "model")
              for name in ("request", "queue", "time_to_first_token", "time_per_output_token")}
-    once = {("llama",): 1, ("bert",): 1}
+    once = {("llama",): 1, ("bert",): 1}  # neither those that were refused nor the one whose client left
     assert count["request"] == count["queue"] == once
     assert count["time_to_first_token"] == count["time_per_output_token"] == {("llama",): 1}
 
