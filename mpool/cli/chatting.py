@@ -94,7 +94,7 @@ class Conversation:
         self.failed = False
         self.typed = ""  # during the last reply
         self.thoughts = ""  # the last reply's
-        self._paths: list[str] = []  # images in the last message
+        self._paths: list[str] = []  # images of the last message
         self._commands: dict[str, Callable[[str], None]] = {
             "set": self.set, "show": self.show, "save": self.save, "load": self.load, "clear": self.clear,
             "help": lambda _: note(_HELP), "?": lambda _: note(_HELP)}

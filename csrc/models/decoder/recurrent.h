@@ -37,8 +37,8 @@ static inline size_t mp_causal_conv_pointers(const mp_causal_conv *conv, int M) 
     return (size_t)(M + conv->taps - 1);
 }
 /* Convolves channels [c0, c1) of the rows x [part->rows, ldx] into y [part->rows, ldy], and adds the rows to the state
- * or to the log, whose parts of the convolution begin at `tail` and `log`. Threads may have different channels. pointers
- * [mp_causal_conv_pointers] scratch. x and y point at row 0 of the row block, channel 0. */
+ * or to the log, whose parts of the convolution begin at `tail` and `log`. Threads may have different channels.
+ * pointers [mp_causal_conv_pointers] scratch. x and y point at row 0 of the row block, channel 0. */
 void mp_causal_conv_rows(const mp_causal_conv *conv, const mp_state_rows *part, float *tail, float *log, const float *x,
                          int64_t ldx, float *y, int64_t ldy, int64_t c0, int64_t c1, const float **pointers);
 

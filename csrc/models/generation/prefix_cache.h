@@ -87,8 +87,8 @@ void mp_prefix_ref_part(mp_prefix_cache *cache, int part, uint32_t id);
 void mp_prefix_unref_part(mp_prefix_cache *cache, int part, uint32_t id);
 /* Returns the number of published blocks after the chain, at most `most`, after which the sequence can continue: every
  * part that the next row would read exists, and so does a snapshot of the state, if the model has states. tokens
- * [most * MP_KV_BLOCK]: the tokens after the chain. The caller must have a reference to each part of its own blocks that
- * its next row reads. */
+ * [most * MP_KV_BLOCK]: the tokens after the chain. The caller must have a reference to each part of its own blocks
+ * that its next row reads. */
 uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most);
 /* As mp_state_create, and evicts snapshots and idle blocks if memory is short. */
 mp_status mp_prefix_take_state(mp_prefix_cache *cache, const void *from, mp_state **state, mp_error *error);
