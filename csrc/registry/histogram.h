@@ -28,15 +28,20 @@ static inline void mp_histogram_add(mp_histogram *histogram, uint64_t ns) {
     histogram->sum_ns += ns;
 }
 
-/* Returns an upper bound of the given quantile (0..1): the end of a bucket, or the maximum; 0 if count is 0. */
+/* Returns an estimate of the given quantile (0..1), as if the durations of a bucket lay evenly between its bounds; 0 if
+ * count is 0. It is between the minimum and the maximum. */
 static inline uint64_t mp_histogram_quantile(const mp_histogram *histogram, double share) {
-    uint64_t wanted = (uint64_t)(share * (double)histogram->count), seen = 0;
+    double wanted = share * (double)histogram->count, found = (double)histogram->max_ns;
     for (int i = 0; i < MP_HISTOGRAM_BUCKETS - 1; i++) {
-        seen += histogram->bucket[i];
-        if (seen > wanted || seen == histogram->count)
-            return mp_histogram_bound(i) < histogram->max_ns ? mp_histogram_bound(i) : histogram->max_ns;
+        const double count = (double)histogram->bucket[i], low = i > 0 ? (double)mp_histogram_bound(i - 1) : 0;
+        if (count > 0 && count >= wanted) {
+            found = low + ((double)mp_histogram_bound(i) - low) * wanted / count;
+            break;
+        }
+        wanted -= count;
     }
-    return histogram->max_ns;
+    const uint64_t ns = (uint64_t)found;
+    return ns < histogram->min_ns ? histogram->min_ns : ns > histogram->max_ns ? histogram->max_ns : ns;
 }
 
 #endif

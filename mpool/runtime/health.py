@@ -91,7 +91,7 @@ class ModelHealth:
         workers: counts of the model's workers.
         queue_depth, queue_capacity: waiting requests, and their maximum, of the fullest service class (requests of one
             input, or of several).
-        p50, p99: upper bounds of the median and the 99th percentile of the latency, in seconds from submission to
+        p50, p99: estimates of the median and the 99th percentile of the latency, in seconds from submission to
             completion; None: no request has completed yet.
         error_rate: failed requests as a fraction of the accepted ones, 0 to 1. Timeouts and cancellations do not count
             as failures.

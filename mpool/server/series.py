@@ -120,12 +120,15 @@ class _Track:
 
 
 def _quantile(latency: dict[int, int], share: float) -> float:
-    """Return the upper bound in seconds of the bucket with a quantile; NaN: no request was completed."""
-    wanted, seen = share * sum(latency.values()), 0
-    for bucket in sorted(latency):
-        seen += latency[bucket]
-        if seen >= wanted:
-            return BOUNDS[min(bucket, len(BOUNDS) - 2)]
+    """Return an estimate of a quantile in seconds, as if the requests of a bucket were spread evenly between its bounds;
+    NaN: no request was completed."""
+    wanted = share * sum(latency.values())
+    for bucket, count in sorted(latency.items()):
+        if count >= wanted:
+            high = BOUNDS[min(bucket, len(BOUNDS) - 2)]
+            low = min(BOUNDS[bucket - 1], high) if bucket else 0.0
+            return low + (high - low) * wanted / count if count else high
+        wanted -= count
     return math.nan
 
 
