@@ -8,6 +8,7 @@ run this after a change to ``mpool/server/dashboard``.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,16 @@ def keep_busy(url: str, stop: threading.Event) -> list[threading.Thread]:
     return threads
 
 
+def make_events(url: str) -> None:
+    """Requests that the server refuses, and models that are unloaded and pinned."""
+    for path, body in (("/v1/embeddings", {"model": MODELS[0], "input": "x"}),
+                       ("/api/mpool/unload", {"model": MODELS[2]}), ("/api/mpool/unload", {"model": MODELS[3]}),
+                       ("/api/mpool/pin", {"model": MODELS[1], "pinned": True}),
+                       ("/v1/chat/completions", {"model": "SmolLM2", "messages": [{"role": "user", "content": "Hi"}]})):
+        with contextlib.suppress(urllib.error.HTTPError):
+            post(url + path, body)
+
+
 def save(driver: Any, name: str, height: int, scheme: str = "light", width: int = 1200) -> None:
     """Save a screenshot with at most 256 colours."""
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
@@ -114,9 +126,13 @@ def take(driver: Any) -> None:
     """Take the screenshots of all tabs."""
     from selenium.webdriver.common.by import By
 
-    save(driver, "dashboard.png", 880)
+    save(driver, "dashboard.png", 940)
+    driver.execute_script("document.getElementById('memory-title').scrollIntoView()")
+    driver.execute_script("scrollBy(0, -110)")
+    save(driver, "dashboard-events.png", 640)
     driver.find_element(By.ID, "tab-models").click()
-    save(driver, "dashboard-models.png", 820, "dark")
+    driver.execute_script("scrollTo(0, 0)")
+    save(driver, "dashboard-models.png", 1000, "dark")
     take_playground(driver)
     driver.find_element(By.ID, "tab-requests").click()
     save(driver, "dashboard-phone.png", 800, width=380)
@@ -128,7 +144,7 @@ def main() -> int:
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "mpool", "serve", "--port", str(port), "--load"]
+    command = [sys.executable, "-m", "mpool", "serve", "--port", str(port), "--load", "--memory", "1G"]
     for name in MODELS:
         command += ["--model", name]
     server = subprocess.Popen(command, cwd=tempfile.gettempdir())
@@ -154,6 +170,7 @@ def main() -> int:
                 driver.set_window_size(1200, 900)
                 driver.get(url + "/")
                 time.sleep(HISTORY)
+                make_events(url)
                 take(driver)
             finally:
                 driver.quit()

@@ -42,6 +42,8 @@ STORES = {
                      "status 400"),
     "history": Store("requests that ended, for the dashboard, with 256 characters of the model's name", 1000, 2 * MIB,
                      "", "the oldest is dropped"),
+    "events": Store("events and refused requests, for the dashboard, with 300 characters of the reason", 400, MIB, "",
+                    "the oldest is dropped"),
     "ignored": Store("names of unknown fields that the log has named, of 100 characters", 1000, MIB, "",
                      "further ones are not logged"),
     "series": Store("models with plots on the dashboard", 32, 16 * MIB, "",

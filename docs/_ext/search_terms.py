@@ -33,6 +33,7 @@ TERMS = {
     "server/anthropic": "Anthropic, Claude",
     "server/quick-start": "server, mpool serve, dashboard, web interface, port",
     "server/clients": "editor, agent, Open WebUI, Continue, Zed",
+    "guides/terminal": "terminal, chat in the terminal, mpool run, REPL, history, list",
     "guides/tools": "tools, function calling, tool calls, agents",
     "guides/structured-output": "JSON, JSON schema, grammar, Pydantic, regular expression",
     "guides/adapters-and-tasks": "adapter, LoRA",

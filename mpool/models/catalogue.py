@@ -59,7 +59,7 @@ class Row:
         files: all files of the model, by path relative to the reference's path; None: the row states no hashes.
         source: address of the page that states the commit and hashes, or None.
         options: default options of :func:`mpool.generate_image`: ``num_inference_steps``, ``guidance_scale``.
-        task: command that uses the model, one of :data:`mpool.names.TASKS`.
+        task: command that uses the model, one of ``mpool.names.TASKS``.
     """
 
     key: str

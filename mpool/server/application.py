@@ -76,6 +76,7 @@ class Routes:
     """
 
     def __init__(self, operations: tuple[Operation, ...], state: State) -> None:
+        self._state = state
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
         for operation in operations:
             methods = self._endpoints.setdefault(operation.path, {})
@@ -108,6 +109,7 @@ class Routes:
             return
         refusal = Refusal("not_found", self._paths) if methods is None else Refusal("method_not_allowed")
         response = refusal_response(refusal, scope)
+        self._state.refused(refusal, scope)
         log_refused(scope, refusal, response.status_code)
         if methods is not None:
             response.headers["allow"] = ", ".join(methods)
@@ -229,7 +231,7 @@ def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS,
         shutdown: Coroutine function for the lifespan event ``shutdown``.
     """
     routes = Routes(operations, state)
-    return Application(Counted(guarded(routes, state), routes.route, state.http), shutdown, state.series.start)
+    return Application(Counted(guarded(routes, state), routes.route, state.http), shutdown, state.begin)
 
 
 def guarded(app: App, gate: GuardState) -> App:

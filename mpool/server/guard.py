@@ -115,6 +115,9 @@ class GuardState(Protocol):
     def stopping(self) -> bool:
         """True if the server accepts no further requests."""
 
+    def refused(self, refusal: Refusal, scope: Scope) -> None:
+        """Called for every request that a guard refuses."""
+
 
 @functools.lru_cache(maxsize=64)
 def _hosts_of_port(settings: Settings, port: int) -> frozenset[str]:
@@ -218,6 +221,7 @@ class _Guard:
             await self.app(scope, receive, send)
             return
         response = refusal_response(refusal, scope)
+        self.gate.refused(refusal, scope)
         log_refused(scope, refusal, response.status_code)
         await response(scope, receive, send)
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import sys
@@ -30,6 +29,8 @@ from ..stores import STORES
 from .errors import Refusal
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ..models import ModelDescription
     from ..models.spec import EmbeddingSettings
     from ..pool import Pool
@@ -93,6 +94,26 @@ class ServedModel:
         return self.model.capabilities
 
 
+@dataclass(slots=True)
+class Download:
+    """A download in progress.
+
+    Attributes:
+        ended: Done when the download has ended.
+        done: Bytes so far.
+        total: All bytes, or None.
+    """
+
+    ended: asyncio.Future[None]
+    done: int = 0
+    total: int | None = None
+
+    def report(self, done: int, total: int | None) -> None:
+        """Set the bytes. Another total is that of another source, whose bytes count from 0."""
+        self.done = done if total != self.total else max(self.done, done)
+        self.total = total
+
+
 class Models:
     """Served models by name.
 
@@ -121,7 +142,7 @@ class Models:
         self._served: dict[str, ServedModel] = {}
         self._aliases: dict[str, ServedModel] = {}
         self._alias_bytes: dict[str, int] = {}
-        self.downloads: dict[str, asyncio.Future[None]] = {}
+        self.downloads: dict[str, Download] = {}
         given = read_refs(refs)  # before files are read or downloaded
         self._given = tuple(given)
         split = [split_adapter(one, self._given) for one in adapters]
@@ -235,12 +256,11 @@ class Models:
             Refusal: The name is unknown, the model has no adapter of this name, or the files of the model are not on
                 this machine.
         """
-        for candidate in (name, name.removesuffix(":latest")):
-            found = self._named(candidate) or self._adapted(candidate)
-            if found is not None:
-                if not found.model.is_current():
-                    await native_calls.REQUESTS.arun(self.pool.get, found.model.key)
-                return found
+        found = self.known(name)
+        if found is not None:
+            if not found.model.is_current():
+                await native_calls.REQUESTS.arun(self.pool.get, found.model.key)
+            return found
         name = name.removesuffix(":latest")
 
         row = load_catalogue().get(name) if self.catalogue else None
@@ -250,6 +270,14 @@ class Models:
         if not await native_calls.REQUESTS.arun(is_cached, name):
             raise Refusal("model_not_found", f"{name} is in the catalogue: POST /api/pull downloads it.", "model")
         return self._served.get(name) or self._served.setdefault(name, self._served_model(name, self.pool.get(name)))
+
+    def known(self, name: str) -> ServedModel | None:
+        """Return the model with a name, as :meth:`find`; None: no model that was used or given has it."""
+        for candidate in (name, name.removesuffix(":latest")):
+            found = self._named(candidate) or self._adapted(candidate)
+            if found is not None:
+                return found
+        return None
 
     def _named(self, name: str) -> ServedModel | None:
         return self._served.get(name) or self._aliases.get(name)
@@ -470,4 +498,5 @@ def name_of(ref: str) -> str:
     return _GGUF_SUFFIX.sub("", last)
 
 
-__all__ = ["Models", "ServedModel", "embedding_of", "is_cached", "is_missing", "name_of", "read_refs", "split_adapter"]
+__all__ = ["Download", "Models", "ServedModel", "embedding_of", "is_cached", "is_missing", "name_of", "read_refs",
+           "split_adapter"]

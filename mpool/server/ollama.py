@@ -511,18 +511,20 @@ async def delete(context: Context, body: NameRequest) -> Response:
 async def pull(context: Context, body: PullRequest) -> Response:
     """Download a model of the catalogue. Clients cannot download any other model."""
     name = _name_in(body).removesuffix(":latest")
-    models, pool = context.state.models, context.state.pool
+    models = context.state.models
     if name not in models.names() and not models.is_in_catalogue(name):
         raise Refusal("model_not_found", f"{shown(name)} is not in the catalogue, and clients can download only its "
                                          "models.", "model")
     if body.stream is False:
-        await ollama_models.fetch(name, models, pool)
+        await ollama_models.fetch(name, context.state)
         return json_response(Progress("success"))
     context.state.begin_stream()
 
     async def lines() -> AsyncIterator[bytes]:
         yield line(_encode(Progress("pulling manifest")))
-        await ollama_models.fetch(name, models, pool)
+        async for found in ollama_models.progress(name, context.state):
+            if found.total is not None:
+                yield line(_encode(Progress(f"pulling {name}", ollama_models.digest_of(name), found.total, found.done)))
         yield line(_encode(Progress("success")))
 
     return StreamedResponse(context, lines(), lambda refusal: line(plain_error(refusal)), LINES,

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -19,18 +19,21 @@ from ..conversation.tool_templates import tool_support
 from ..errors import DownloadError, IntegrityError, LimitError, MpoolError, OfflineError
 from ..host.resources import start_thread
 from ..models.catalogue import load as load_catalogue
-from ..models.describing import resolve
+from ..models.describing import is_offline, resolve
 from ..models.sources import downloads_disabled
 from ..records import logger
 from . import thinking
 from .errors import Refusal
+from .models import Download
 
 if TYPE_CHECKING:
-    from ..pool import Pool
-    from .models import Models, ServedModel
+    from .models import ServedModel
+    from .state import State
 
 log = logger("mpool.server")
 
+#: Seconds between two reports of the progress of a download.
+_REPORT = 0.5
 #: Capability of mpool -> capability of Ollama.
 _CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "vision": "vision",
                  "image_embedding": "embedding", "text_to_image": "image"}
@@ -95,11 +98,16 @@ def describe(served: ServedModel) -> OllamaDescription:
         .isoformat().replace("+00:00", "Z"),
         details={"format": "gguf" if paths and paths[0].lower().endswith(".gguf") else "safetensors",
                  "family": architecture, "families": [architecture],
-                 "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
+                 "parameter_size": parameter_size(count),
                  "quantization_level": description.file_type or (weights.most_common(1)[0][0] if weights
                                                                  else "unknown")},
         info=info, capabilities=sorted({_CAPABILITIES[name] for name in served.capabilities if name in _CAPABILITIES}),
         license=description.license or "", context_length=context, defaults=defaults)
+
+
+def parameter_size(count: int) -> str:
+    """Return a number of parameters as Ollama writes it."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
 def parameters(options: Mapping[str, Any]) -> str:
@@ -149,60 +157,91 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-async def fetch(name: str, models: Models, pool: Pool) -> None:
+def pull_refusal(state: State) -> str | None:
+    """Return why clients cannot download models; None: they can."""
+    if not state.models.catalogue:
+        return "The server does not serve the models of the catalogue."
+    return _sentence(downloads_disabled()) if is_offline(state.pool.config.offline) else None
+
+
+def digest_of(name: str) -> str:
+    """Return the digest that stands for a download in its progress: clients of Ollama show one bar per digest."""
+    return "sha256:" + hashlib.sha256(name.encode()).hexdigest()
+
+
+async def fetch(name: str, state: State) -> None:
     """Download a model of the catalogue. Requests for the same model wait for one download, which goes on if all of
     their clients disconnect.
 
     Args:
         name: Name of a served model, or key or alias of the catalogue.
-        models: Served models.
-        pool: Pool whose configuration decides whether downloads are allowed.
+        state: State of the server. The configuration of its pool decides whether downloads are allowed.
 
     Raises:
         Refusal: The download failed, or the files are still missing. The message says why.
     """
+    async for _ in progress(name, state):
+        pass
+
+
+async def progress(name: str, state: State) -> AsyncIterator[Download]:
+    """As :func:`fetch`; yields the download whenever its bytes have changed."""
+    models = state.models
     if name in models.names():
         return
     key = load_catalogue().require(name).key
-    done = models.downloads.get(key)
-    if done is None or done.get_loop() is not asyncio.get_running_loop():  # another loop may have stopped
-        done = models.downloads[key] = _start_download(key, pool)
-        done.add_done_callback(lambda ended: models.downloads.pop(key) if models.downloads.get(key) is ended else None)
-    await asyncio.wait({done})  # unlike shield(), reports no error of a download whose clients have disconnected
+    found = models.downloads.get(key)
+    if found is None or found.ended.get_loop() is not asyncio.get_running_loop():  # another loop may have stopped
+        found = models.downloads[key] = _start_download(key, state)
+    seen, ended = -1, False
+    while not ended:
+        if found.done != seen:
+            seen = found.done
+            yield found
+        # unlike shield(), reports no error of a download whose clients have disconnected
+        ended = bool((await asyncio.wait({found.ended}, timeout=_REPORT))[0])
     try:
-        done.result()
+        found.ended.result()
     except MpoolError as error:
         log.warning("the download of %s failed: %s", name, error)
         raise Refusal("download_failed", _reason(error)) from error
     await models.find(name)
 
 
-def _start_download(key: str, pool: Pool) -> asyncio.Future[None]:
+def _start_download(key: str, state: State) -> Download:
     """Download a model on a daemon thread, so that the download does not delay the server's shutdown."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
+    found = Download(loop.create_future())
 
-    def set_result(error: BaseException | None) -> None:
-        if not done.done():
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-                done.exception()  # mark it as retrieved: all clients may have disconnected
+    def end(error: BaseException | None) -> None:
+        if state.models.downloads.get(key) is found:
+            del state.models.downloads[key]
+        if isinstance(error, MpoolError):
+            state.events.add("download_failed", key, _reason(error), error.name)
+        elif error is None:
+            state.events.add("download", key, "")
+        if found.ended.done():
+            return
+        if error is None:
+            found.ended.set_result(None)
+        else:
+            found.ended.set_exception(error)
+            found.ended.exception()  # mark it as retrieved: all clients may have disconnected
 
     def work() -> None:
         error: BaseException | None = None
         try:
-            resolve(key, offline=pool.config.offline, progress=False)
+            resolve(key, offline=state.pool.config.offline, progress=found.report)
         except BaseException as raised:
             error = raised
         try:
-            loop.call_soon_threadsafe(set_result, error)
+            loop.call_soon_threadsafe(end, error)
         except RuntimeError:
             pass  # the loop is closed: the server has stopped
 
     start_thread(work, "mpool-server-pull")
-    return done
+    return found
 
 
-__all__ = ["OllamaDescription", "describe", "fetch", "template_capabilities"]
+__all__ = ["OllamaDescription", "describe", "digest_of", "fetch", "parameter_size", "progress",
+           "pull_refusal", "template_capabilities"]

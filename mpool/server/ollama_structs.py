@@ -329,10 +329,13 @@ class ShowResponse(Struct):
     modelfile: str = ""
 
 
-class Progress(Struct):
-    """Progress of a download."""
+class Progress(Struct, omit_defaults=True):
+    """Progress of a download. ``total``, ``completed``: bytes, of one digest per download."""
 
     status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None
 
 
 class Version(Struct):

@@ -457,6 +457,8 @@ class Endpoint:
                 listener.stop()
             refused = context.refused or scope.get("mpool.refusal")  # that of the connection: the body did not arrive
             outcome = "disconnected" if disconnected else "" if sent or refused is not None else "failed"
+            if refused is not None and refused.code not in ("cancelled", "download_failed"):  # a download has its event
+                self.state.refused(refused, scope, None if running is None else running.model)
             if running is not None:
                 self.state.running.pop(context.id, None)
                 client = scope.get("client")

@@ -52,6 +52,7 @@ class PastRequest(Struct):
 
     ``client``: address that sent it, null for a Unix socket. ``ended``: seconds since 1970. ``seconds``: from the end
     of its body to the end of the response. ``prompt_tokens``, ``completion_tokens``: as counted until it ended.
+    ``first_token``: seconds from the end of the body to the first token of a completion, null if there was none.
     ``status``: HTTP status, 0 if no response was sent. ``outcome``: ``completed``, ``disconnected`` (by the client),
     the code of the error, such as ``cancelled``, or ``failed`` if the response was not sent to its end.
     """
@@ -65,6 +66,7 @@ class PastRequest(Struct):
     seconds: float
     prompt_tokens: int
     completion_tokens: int
+    first_token: float | None
     status: int
     outcome: str
 
@@ -78,7 +80,8 @@ class RequestHistory(History[PastRequest]):
         """Add a request that ended."""
         prompt, completion = tally.tokens()
         self.append(PastRequest(running.id, running.path, running.model[:NAME], tally.capability, client, time.time(),
-                                max(0.0, time.monotonic() - running.started), prompt, completion, status, outcome))
+                                max(0.0, time.monotonic() - running.started), prompt, completion,
+                                tally.first_token(running.started), status, outcome))
 
 
 __all__ = ["PastRequest", "RequestHistory", "RunningRequest"]

@@ -116,6 +116,7 @@ class Serving:
         self._socket = listen(settings)  # before files are read or downloaded
         try:
             self.state = State(settings, pool, models, catalogue, compute, adapters)
+            self.state.events.start()  # before models are loaded
         except BaseException:
             self._socket.close()
             raise
@@ -147,7 +148,7 @@ class Serving:
     async def _run(self, ready: Callable[[], object] | None) -> None:
         self._loop = loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_error)
-        self.state.series.start()
+        self.state.begin()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal, number)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..stores import STORES
 from .body_memory import BodyMemory
 from .errors import Refusal
+from .event_list import EventList
 from .http_metrics import HttpMetrics
 from .models import Models
 from .request_history import RequestHistory, RunningRequest
@@ -21,6 +22,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from ..pool import Pool
+    from .guard import Scope
 
 #: Number of ignored fields that the log names; clients choose the names.
 _MAX_IGNORED = STORES["ignored"].entries or 0
@@ -42,6 +44,7 @@ class State:
         history: The last of these requests that ended.
         http: Counts of all requests by route and status.
         series: Rates, latency, queues and memory of the last 12 hours.
+        events: Loads, unloads, deaths of workers, downloads and refused requests.
         bodies: Memory of the bodies of all requests.
         responses: Conversations that ``/v1/responses`` can continue.
         stopping: True if the server accepts no further requests.
@@ -57,6 +60,7 @@ class State:
         self.running: dict[str, RunningRequest] = {}
         self.history, self.http = RequestHistory(), HttpMetrics()
         self.series = Series(pool)
+        self.events = EventList(pool)
         self.responses = ResponseMemory()
         self.bodies = BodyMemory(settings.body_memory)
         self._ignored: set[tuple[str, str]] = set()
@@ -67,6 +71,16 @@ class State:
         """Maximum number of inputs of a request."""
         given = self.pool.config.max_embed_inputs
         return MAX_INPUTS if given is None else given
+
+    def begin(self) -> None:
+        """Start the history of the pool and the list of its events, on the event loop. Idempotent."""
+        self.series.start()
+        self.events.start()
+
+    def refused(self, refusal: Refusal, scope: Scope, model: str | None = None) -> None:
+        """Add a refused or failed request to the events."""
+        client = scope.get("client")
+        self.events.refused(refusal, scope["path"], client[0] if client else None, model)
 
     def new_id(self) -> str:
         """Return a unique request id."""

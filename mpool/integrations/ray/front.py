@@ -63,6 +63,9 @@ class FrontGate:
     def __post_init__(self) -> None:
         self.hosts = self.settings.hosts(self.settings.port)
 
+    def refused(self, refusal: Refusal, scope: Scope) -> None:
+        """Do nothing: the front has no list of events."""
+
 
 class Relay:
     """An ASGI application that forwards requests to replicas.

@@ -170,14 +170,15 @@ def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, path: str) -> No
                 raise FormatError(file=path, field=f"{a}.{suffix}",
                                   got=f"{len(values):,} values" if values else "an empty list",
                                   allowed=f"{layers:,} values, one per layer" if values else "one value per layer")
+            sizes: list[Any] = list(values)
             if suffix == "attention.head_count_kv" and suffix in row.handled:
-                values = [value for value in values if value] or values  # 0: the layer has no attention
-            if suffix == "attention.head_count_kv" and 0 in values:
+                sizes = [size for size in sizes if size] or sizes  # 0: the layer has no attention
+            if suffix == "attention.head_count_kv" and 0 in sizes:
                 raise Unsupported(f"{path}: some layers have no KV heads and are state-space layers (Mamba); mpool "
                                   "supports models in which every layer has attention")
-            if any(value != values[0] for value in values):
+            if any(size != sizes[0] for size in sizes):
                 raise Unsupported(f"{path}: {suffix} differs between layers; mpool supports layers of equal size")
-            kv[f"{a}.{suffix}"] = values[0]
+            kv[f"{a}.{suffix}"] = sizes[0]
 
 
 def _vocabulary_rows(table: Fields, name: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:

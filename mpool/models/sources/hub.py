@@ -134,7 +134,7 @@ class _Fetch:
 
     def __init__(self, hub: Any, ref: HubRef, progress: Progress, recheck: bool, expected: Expected | None) -> None:
         self.hub, self.ref, self.recheck, self.expected = hub, ref, recheck, expected
-        self.bars = _bar_class(progress)
+        self.progress = progress
         self.commit = ""
         self.remote: dict[str, _RemoteFile] = {}
 
@@ -193,7 +193,7 @@ class _Fetch:
         for revision in revisions:
             folder = str(self.hub.snapshot_download(
                 self.ref.repo, revision=revision, allow_patterns=[glob.escape(name) for name in names],
-                library_name="mpool", tqdm_class=self.bars, max_workers=4))
+                library_name="mpool", tqdm_class=_bar_class(self.progress, total), max_workers=4))
             if os.path.basename(folder) == self.commit:
                 break
         return folder
@@ -387,17 +387,26 @@ def _failure(message: str, reason: str, hint: str | None = None) -> DownloadErro
     return error
 
 
-def _bar_class(progress: Progress) -> Any:
+def _bar_class(progress: Progress, total: int) -> Any:
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bars(tqdm):  # type: ignore[misc,valid-type]
-        """Progress bars that are shown or hidden as ``progress`` says."""
+        """Progress bars that are shown or hidden as ``progress`` says. ``total``: bytes of all files."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts = callable(progress) and kwargs.get("unit") == "B"  # another bar counts files
+            self._bytes = 0
             if progress is not None:
-                kwargs["disable"] = not progress
+                kwargs["disable"] = callable(progress) or not progress
             else:
                 kwargs.setdefault("disable", None)  # tqdm hides the bar unless standard error is a terminal
             super().__init__(*args, **kwargs)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts and callable(progress):
+                self._bytes += int(n or 0)
+                progress(min(self._bytes, total), total or None)
+            shown: bool | None = super().update(n)
+            return shown
 
     return Bars

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-#: True: show progress bars; False: hide them; None: show them if standard error is a terminal.
-Progress = bool | None
+#: True: show progress bars; False: hide them; None: show them if standard error is a terminal. A function is called
+#: with the bytes so far and their total, or None, instead; also on other threads.
+Progress = bool | None | Callable[[int, int | None], None]
 
 
 class Bar:
@@ -14,7 +16,7 @@ class Bar:
     Args:
         title: text in front of the bar.
         total: total number of bytes, or None.
-        progress: True, False or None, see :data:`Progress`.
+        progress: see :data:`Progress`.
     """
 
     def __init__(self, title: str, total: int | None, progress: Progress) -> None:
@@ -23,7 +25,7 @@ class Bar:
         self._bar: Any = None
 
     def __enter__(self) -> Bar:
-        if self.progress is not False:
+        if self.progress is not False and not callable(self.progress):
             from tqdm import tqdm
 
             # disable=None: tqdm hides the bar unless standard error is a terminal
@@ -38,6 +40,8 @@ class Bar:
     def add(self, count: int) -> None:
         """Advance the bar by ``count`` bytes."""
         self.at += count
+        if callable(self.progress):
+            self.progress(self.at, self.total)
         if self._bar is not None:
             self._bar.update(count)
 

@@ -27,17 +27,20 @@ from ...checks import shown
 from ...host import native_calls
 from ...runtime.history import KEPT
 from ..errors import Refusal
+from ..event_list import KEPT as EVENTS
+from ..event_list import ServerEvent
 from ..fields import Fields, Name
 from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage
 from ..operations import Context, Operation, json_response, large_response
 from ..request_history import PastRequest
 from ..series import RINGS, columns
+from . import model_table
 from .snapshot import Snapshot, snapshot
 
 if TYPE_CHECKING:
     from ..models import ServedModel
 
-_SCRIPTS = ("page", "answers", "components", "conversation", "dom", "formats", "highlight", "hints", "images",
+_SCRIPTS = ("page", "answers", "components", "conversation", "dom", "events", "formats", "highlight", "hints", "images",
             "markdown", "models", "picture", "playground", "plots", "requests", "results", "series", "snippets", "tabs")
 #: Path -> (file, media type).
 FILES = {"/": ("page.html", "text/html"), "/dashboard/page.css": ("page.css", "text/css"),
@@ -105,6 +108,20 @@ class HistoryResponse(Struct):
 async def history(context: Context, body: None) -> Response:
     """Return the last requests. Contains neither prompts nor results."""
     return json_response(HistoryResponse(KEPT, list(reversed(context.state.history))))
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+class EventsResponse(Struct):
+    """The last events, the latest first. ``limit``: number of refusals, and of other events, that the server keeps."""
+
+    limit: int
+    events: list[ServerEvent]
+
+
+async def events(context: Context, body: None) -> Response:
+    """Return the last loads, unloads, deaths of workers, downloads and refusals."""
+    return json_response(EventsResponse(EVENTS, context.state.events.latest()))
 
 
 # ---- history of the pool ---------------------------------------------------------------------------------------------
@@ -225,12 +242,14 @@ OPERATIONS = (
                 name="dashboard_" + name.replace(".", "_")) for path, (name, kind) in FILES.items()),
     Operation("GET", "/api/mpool/state", state, None, Snapshot, "State of the pool", name="mpool_state"),
     Operation("GET", "/api/mpool/history", history, None, HistoryResponse, "The last requests", name="mpool_history"),
+    Operation("GET", "/api/mpool/events", events, None, EventsResponse, "The last events", name="mpool_events"),
     Operation("GET", "/api/mpool/series", series, None, SeriesResponse, "History of the pool", name="mpool_series"),
     Operation("GET", "/api/mpool/models", models, None, UsableModels, "Models and their tasks", name="mpool_models"),
     Operation("POST", "/api/mpool/cancel", cancel, CancelRequest, CancelResponse, "Cancel a request in flight",
               name="mpool_cancel"),
     Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsResponse, "Embed images",
               name="mpool_embed_images"),
+    *model_table.OPERATIONS,
 )
 
 __all__ = ["FILES", "OPERATIONS"]

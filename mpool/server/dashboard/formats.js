@@ -12,3 +12,5 @@ export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
 // Capability -> words for it.
 export const CAPABILITY = { text_embedding: "text embedding", text_to_text: "text generation",
   image_embedding: "image embedding", vision: "vision", text_to_image: "image generation" };
+// Capabilities that count images and not tokens.
+export const IMAGES = ["text_to_image", "image_embedding"];

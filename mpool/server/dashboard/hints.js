@@ -1,7 +1,7 @@
 // Terms with a hint: shown on hover, with the focus, and by a tap. Escape hides it.
 import { byId, make, setText } from "./dom.js";
 
-// Term -> its hint. The page names terms by data-term; scripts by term().
+// Term -> its hint. The page names terms by data-term; scripts by term(). data-hint is the text of a hint.
 const HINTS = {
   requests: "Requests that the pool completed or failed per second. One request can contain thousands of texts.",
   tokens: "Tokens per second: prompt and completion tokens of language models, and tokens of embedded texts. A token is"
@@ -14,11 +14,12 @@ const HINTS = {
   queue: "Requests that wait for a worker, and requests that workers compute now. If the queue of a model is full,"
     + " further requests wait for room in it.",
   threads: "Threads that compute; by default as many as the process has CPUs. All models share them.",
-  pools: "One card per capability, such as text embedding: its models and the queues of their requests.",
-  workers: "A worker computes requests of one model. All workers of a model share its weights.",
-  weights: "Bytes of the model's weights. They are in memory once for all workers.",
-  caches: "Bytes of the workers' working memory, for example the KV cache: what a language model keeps of a"
-    + " conversation.",
+  first: "Time from a request to the first token of its completion: the median of the last 50 completions.",
+  capability: "Of all models with this capability. Latency and first token are those of its slowest model.",
+  needed: "Estimate for the model with one worker. \u201cUnloads others\u201d: more than is free now, but idle models"
+    + " make room.",
+  caches: "Weights, which are in memory once for all workers, and working memory of the workers, for example the KV"
+    + " cache: what a language model keeps of a conversation.",
   idle: "Time since the last request, and the time after which the idle model is unloaded.",
   chunks: "Parts of a streamed response that were sent.",
   outcome: "completed; disconnected: the client closed the connection; cancelled: in this page or by the server;"
@@ -45,7 +46,7 @@ export const term = (name, title) => make("button", { type: "button", class: "te
 let shown = null;
 
 function show(element) {
-  const hint = HINTS[element.dataset.term], tip = byId("tip");
+  const hint = element.dataset.hint ?? HINTS[element.dataset.term], tip = byId("tip");
   if (!hint) return;
   hide();
   shown = element;
@@ -65,7 +66,7 @@ function hide() {
   byId("tip").hidden = true;
 }
 
-const termOf = (event) => event.target instanceof Element ? event.target.closest("[data-term]") : null;
+const termOf = (event) => event.target instanceof Element ? event.target.closest("[data-term], [data-hint]") : null;
 
 document.addEventListener("pointerover", (event) => {
   const found = termOf(event);

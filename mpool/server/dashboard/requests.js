@@ -48,7 +48,8 @@ function past(request) {
     make("td", { "data-label": "Model", class: "name" }, make("span", {}, request.model,
       make("small", {}, CAPABILITY[request.capability] ?? ""))),
     cell("Client", request.client ?? "–"), cell("Time", span(request.seconds), "number"),
-    cell("Prompt", whole(request.prompt_tokens), "number"), cell("Completion", whole(request.completion_tokens), "number"),
+    cell("First token", span(request.first_token), "number"), cell("Prompt", whole(request.prompt_tokens), "number"),
+    cell("Completion", whole(request.completion_tokens), "number"),
     make("td", { "data-label": "Outcome" }, make("span", { class: `badge ${kind}` }, request.outcome)));
 }
 
@@ -60,7 +61,7 @@ function show() {
     (!outcome || (one.outcome === "completed") === (outcome === "completed"))
     && [one.id, one.path, one.model, one.client ?? "", one.outcome].some((text) => text.toLowerCase().includes(wanted)));
   keyed(byId("history"), fits.slice(0, most), (one) => one.id, past, () => {},
-    () => make("tr", { class: "empty" }, make("td", { colspan: 9, class: "soft" }, "None")));
+    () => make("tr", { class: "empty" }, make("td", { colspan: 10, class: "soft" }, "None")));
   setText(byId("history-count"), `${whole(fits.length)} of ${whole(found.requests.length)} requests; the server keeps the `
     + `last ${whole(found.limit)}, without prompts and results`);
   byId("history-more").hidden = fits.length <= most;

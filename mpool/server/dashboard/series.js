@@ -41,9 +41,9 @@ export class Series {
     }
   }
 
-  // Mean of the values of the last points, without those that are null; null if there are none.
-  mean(name, points) {
-    const list = (this.pool[name] ?? []).slice(-points).filter((value) => value !== null);
+  // Mean of the last points of a value of the pool, or of a model, without those that are null; null if there are none.
+  static mean(values, name, points) {
+    const list = (values?.[name] ?? []).slice(-points).filter((value) => value !== null);
     return list.length ? list.reduce((sum, value) => sum + value, 0) / list.length : null;
   }
 }

@@ -36,6 +36,16 @@ for (const [at, name] of TABS.entries()) {
 }
 addEventListener("hashchange", () => open(named()));
 
+// ---- width ----------------------------------------------------------------------------------------------------------
+
+// Below these widths, the rows of the tables of a tab are cards: the tables have different numbers of columns.
+for (const [name, width] of [["requests", "72rem"], ["models", "48rem"]]) {
+  const narrow = matchMedia(`(max-width: ${width})`);
+  const apply = () => byId(name).classList.toggle("narrow", narrow.matches);
+  narrow.addEventListener("change", apply);
+  apply();
+}
+
 // ---- light and dark -------------------------------------------------------------------------------------------------
 
 const THEMES = ["auto", "light", "dark"];

@@ -34,12 +34,14 @@ for line in sys.stdin:
     given = catalogue.read(rows) if rows else None
     catalogue.load = (lambda: given) if given else own
     hub.LIST_SECONDS = request.get('list_seconds', 10.0)
-    bars = io.StringIO()
+    bars, counts, progress = io.StringIO(), [], request.get('progress', False)
+    if progress == 'counts':
+        progress = lambda *count: counts.append(count)
     try:
         with contextlib.redirect_stderr(bars):
-            found = resolve(request['ref'], offline=request.get('offline'), progress=request.get('progress', False),
+            found = resolve(request['ref'], offline=request.get('offline'), progress=progress,
                             update=request.get('update', False))
-        result = {**found.__dict__, 'bars': bars.getvalue()}
+        result = {**found.__dict__, 'bars': bars.getvalue(), 'counts': counts}
         if request.get('describe'):
             described = describe(request['ref'], progress=False)
             result['tensors'] = len(described.spec.tensors); result['described_revision'] = described.revision

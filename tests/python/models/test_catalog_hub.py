@@ -64,7 +64,10 @@ def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: P
     hub.repos["org/folder"] = Repo(files, commit(1))
     before = offline.resolve("org/folder")
     assert before["error"] == "OfflineError" and "mpool pull org/folder" in before["text"]
-    found = online.resolve("org/folder", describe=True)
+    found = online.resolve("org/folder", describe=True, progress="counts")
+    chosen = sum(os.path.getsize(path) for path in found["files"])
+    done, total = found["counts"][-1]
+    assert total == chosen and 0.9 * total < done <= total and not found["bars"]  # small files were read before
     assert (found["kind"], found["source"], found["revision"]) == ("folder", "hub", commit(1))
     assert found["tensors"] == 5 + 2 * 16 + 2 and found["described_revision"] == commit(1)
     wanted = {name for name in files if not name.endswith((".bin", ".py", ".md", ".onnx", ".gitattributes"))}

@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
+import mpool
 from browsers import (  # noqa: F401 - fixtures
-    TABS, WAITS, choose, choose_task, click, driver, every_task, fill, find, needs_browser, page, resize, text, until,
-    wait_done)
+    MODELS, TABS, WAITS, choose, choose_task, click, driver, every_task, fill, find, needs_browser, page, resize,
+    text, until, violations, wait_done)
 from servers import ask, server_idle, serving
 
 from selenium import webdriver  # noqa: E402 - browsers.py skips the tests if it is not installed
@@ -40,6 +41,7 @@ def server(llama: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) ->
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 def test_page_loads_nothing_from_other_servers(page: Any, server: Any) -> None:
+    server.state.pool.embed("x", "bert")
     until(lambda: find(page, "#pools article"))
     seen = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     urls = {message["params"]["request"]["url"] for message in seen
@@ -47,7 +49,8 @@ def test_page_loads_nothing_from_other_servers(page: Any, server: Any) -> None:
     urls = {url for url in urls if not url.startswith(("data:", "about:"))}
     assert urls and all(url.startswith(server.url + "/") for url in urls), urls
     assert not [message for message in seen if message["method"] == "Network.loadingFailed"]
-    assert {card.get_attribute("data-key") for card in find(page, "#pools article")} == set(server.state.pool.pools)
+    used = {row.capability for row in server.state.pool.ps() if row.state != "cold"}
+    until(lambda: {card.get_attribute("data-key") for card in find(page, "#pools article")} == used)
     # the browser refuses to run a script that, for example, a model's output injects
     page.execute_script("const one = document.createElement('script'); one.textContent = 'window.ran = 1';"
                         "document.body.append(one)")
@@ -96,8 +99,8 @@ def test_page_that_opens_later_shows_the_past(page: Any, server: Any) -> None:
     until(lambda: re.search(r"\d:\d\d:\d\d", figure.text))  # the time that the arrow keys chose
     click(page, "tab-models")
     card = until(lambda: find(page, "article[data-key='llama']"))[0]
-    until(lambda: card.find_elements(By.CSS_SELECTOR, ".workers .badge"))
-    assert "text generation" in card.text
+    until(lambda: card.find_elements(By.CSS_SELECTOR, ".workers .dot"))
+    assert "text generation" in card.text.lower()
     until(lambda: page.execute_script(
         "return document.querySelector(\"[data-key='llama'] path.curve\").getAttribute('d')"))
 
@@ -107,6 +110,75 @@ def test_a_lost_server_is_said(driver: Any, bert: Path) -> None:
         driver.get(made.url + "/")
         until(lambda: text(driver, "status") == "healthy")
     until(lambda: text(driver, "status") == "no connection")
+    driver.get("about:blank")
+
+
+# ---- models and events -----------------------------------------------------------------------------------------------
+
+def test_a_model_is_loaded_pinned_and_unloaded(page: Any, server: Any) -> None:
+    """With the keyboard. The list shows every model that can be served, loaded or not."""
+    server.state.pool.unload("bert")
+    click(page, "tab-models")
+
+    def press(label: str) -> None:
+        until(lambda: find(page, f"button[aria-label='{label}']:enabled"))[0].send_keys(Keys.ENTER)
+
+    def listed(place: str) -> set[str]:
+        return {one.get_attribute("data-key") for one in find(page, f"#{place} > [data-key]")}
+
+    until(lambda: "bert" in listed("idle-models"))
+    assert listed("idle-models") | listed("model-cards") == {"llama", "bert", "ranker", *MODELS}
+    press("Load bert")
+    until(lambda: "bert" in listed("model-cards"))
+    press("Pin bert")
+    until(lambda: find(page, "button[aria-label='Unpin bert']"))
+    assert next(row.pinned for row in server.state.pool.ps() if row.model == "bert")
+    press("Unload bert")
+    until(lambda: "bert" in listed("idle-models") and "bert" not in listed("model-cards"))
+    click(page, "tab-overview")
+    until(lambda: [one.text for one in find(page, "#events li strong")][:2] == ["bert", "bert"])
+    assert page.execute_script("return document.getElementById('kinds').getBoundingClientRect().width") \
+        > 2 * sum(one.size["width"] for one in find(page, "#kinds span"))  # the bar has the length of the limit
+
+
+def test_hostile_names_are_text(page: Any, server: Any) -> None:
+    name = "<img src=x onerror=window.ran=1>"
+    assert ask(server, "/v1/embeddings", {"model": name, "input": "x"})[0] == 404
+    until(lambda: any(one.text == name for one in find(page, "#events li strong")))
+    server.state.events.add("death", name, f"reason {name}", "RECV", worker=1)
+    until(lambda: any(name in one.text for one in find(page, "#events li > span")))
+    assert page.execute_script("return window.ran ?? document.querySelectorAll('main img').length") == 0
+
+
+def test_a_pull_shows_its_progress_or_why_there_is_none(driver: Any, bert: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    def resolve(name: str, offline: bool | None = None, progress: Any = None) -> None:
+        if offline:
+            raise mpool.errors.OfflineError("not here")
+        progress(30, 100)
+        gate.wait(WAITS)
+        raise mpool.errors.DownloadError("planted")
+
+    monkeypatch.setattr("mpool.server.ollama_models.resolve", resolve)
+    pull = "button[aria-label='Pull bge-small-en-v1.5']"
+    for offline in (False, True):
+        config = mpool.PoolConfig(shutdown_grace=1.0, offline=offline)
+        with serving([f"bert={bert}"], config, catalogue=True) as made:
+            driver.get(made.url + "/#/models")
+            button = until(lambda: find(driver, pull))[0]
+            button.send_keys(Keys.ENTER)
+            if offline:
+                until(lambda: text(driver, "tip") == ask(made, "/api/mpool/servable")[1]["pull_refusal"])
+                assert made.state.models.downloads == {} and button.get_attribute("aria-disabled") == "true"
+                continue
+            bar = until(lambda: find(driver, "#catalogue progress:not([hidden])"))[0]
+            until(lambda: (bar.get_property("value"), bar.get_property("max")) == (30, 100))
+            gate.set()
+            row = driver.find_element(By.CSS_SELECTOR, "#catalogue [data-key='bge-small-en-v1.5']")
+            until(lambda: row.find_element(By.CSS_SELECTOR, ".notes").text)  # why it failed
+            until(lambda: find(driver, pull)[0].is_enabled())
     driver.get("about:blank")
 
 
@@ -140,7 +212,8 @@ def test_last_requests_are_listed_and_filtered(page: Any, server: Any) -> None:
     assert rows[0].text == found[0]["id"] and rows[1].text == found[1]["id"]
     cells = [one.text for one in find(page, "#history tr:nth-child(2) td")]
     assert cells[1:4] == ["/v1/completions", "llama\ntext generation", "127.0.0.1"]
-    assert cells[5:] == [str(found[1]["prompt_tokens"]), "3", "completed"]
+    assert re.search(r"\d (µs|ms|s)$", cells[5])  # the first token
+    assert cells[6:] == [str(found[1]["prompt_tokens"]), "3", "completed"]
     assert page.find_element(By.CSS_SELECTOR, "#history tr td:nth-child(4)").text == "<b>no</b>"
     fill(page, "history-filter", "<B>")
     until(lambda: len(find(page, "#history tr")) == 1)
@@ -218,6 +291,7 @@ _LAYOUT = """
             const range = document.createRange();
             range.selectNodeContents(node);
             for (const at of range.getClientRects()) {
+                if (at.right < -200) continue; // text for screen readers only
                 if (!scrolls(one) && (at.right > width + 1 || at.left < -1)) wrong.push(['outside', name]);
                 if (!one.closest('header, #tip, .turns')) boxes.push([at.left, at.top, at.right, at.bottom, one, name]);
             }
@@ -264,13 +338,15 @@ def test_layout_and_contrast_at_three_widths(page: Any, server: Any, scheme: str
                     until(lambda: find(page, "#history th"))
                     until(lambda: name in text(page, "history"))
                 if tab == "models":
-                    until(lambda: find(page, "article[data-key='llama'] .workers .badge"))
+                    until(lambda: find(page, "article[data-key='llama'] .workers .dot"))
                 for task in ("embed", "rerank", "image", "chat") if tab == "playground" else ("",):
                     if task:
                         choose_task(page, task)
                     time.sleep(0.05)
                     assert page.execute_script(_LAYOUT) == [], (width, tab, task)
                 assert page.execute_script(_CONTRAST) == [], (width, tab)
+                if tab != "playground":
+                    assert violations(page) == [], (width, tab)
                 save_screenshot(page, f"{tab}-{width}-{scheme}")
         assert (page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 29)") \
             == (scheme == "dark")
@@ -287,5 +363,5 @@ def test_browser_sends_the_token_as_a_password(driver: Any, llama: Path) -> None
     with serving([f"llama={llama}"], token=TOKEN) as made:
         driver.get(made.url.replace("http://", f"http://me:{TOKEN}@") + "/")
         until(lambda: text(driver, "status") == "healthy")
-        until(lambda: find(driver, "#pools article"))
+        until(lambda: text(driver, "now-memory") != "–")
         driver.get("about:blank")

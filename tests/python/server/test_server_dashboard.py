@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import signal
+import statistics
+import threading
 import time
 from collections.abc import Iterator
 from importlib import resources
@@ -18,8 +22,14 @@ from servers import Raw, ask, server_idle, serving
 from waiting import idle, until
 
 import msgspec  # noqa: E402 - servers.py skips the tests if it is not installed
+import mpool  # noqa: E402
+from mpool.models.catalogue import estimate  # noqa: E402
+from mpool.models.catalogue import load as load_catalogue  # noqa: E402
 from mpool.server.dashboard import FILES  # noqa: E402
+from mpool.server.dashboard.model_table import ServableModels  # noqa: E402
 from mpool.server.dashboard.snapshot import Snapshot  # noqa: E402
+from mpool.server.errors import Refusal  # noqa: E402
+from mpool.server.event_list import KEPT  # noqa: E402
 
 TOKEN = "a-token-of-some-length"
 ENDLESS: dict[str, Any] = {"model": "llama", "max_tokens": 200_000, "ignore_eos": True, "stream": True,
@@ -76,6 +86,151 @@ def test_snapshot_contains_no_paths(server: Any, llama: Path, bert: Path) -> Non
     ask(server, "/v1/embeddings", {"model": "bert", "input": "x"})
     text = json.dumps(ask(server, "/api/mpool/state")[1])
     assert str(llama) not in text and str(bert) not in text and "bert" in text
+
+
+# ---- models and actions ----------------------------------------------------------------------------------------------
+
+def _events(server: Any, kind: str) -> list[Any]:
+    return [event for event in ask(server, "/api/mpool/events")[1]["events"] if event["kind"] == kind]
+
+
+def _servable(server: Any) -> dict[str, Any]:
+    status, found = ask(server, "/api/mpool/servable")
+    assert status == 200
+    return {model["name"]: model for model in msgspec.to_builtins(msgspec.convert(found, ServableModels))["models"]}
+
+
+def _part(server: Any, key: str) -> Any:
+    models = ask(server, "/api/mpool/state")[1]["models"]
+    return next((model for model in models if model["key"] == key), None)
+
+
+def test_every_servable_model_is_listed_whether_it_is_loaded_or_not(llama: Path) -> None:
+    with serving([f"llama={llama}"], catalogue=True) as made:
+        found = _servable(made)
+        model, row = found["llama"], load_catalogue().rows["bge-small-en-v1.5"]
+        described = made.state.pool.get("llama").description
+        assert model["local"] and model["capabilities"] == ["text_to_text"] and model["keys"] == []
+        assert model["context"] == described.generation.context_length and model["files"] > 0
+        assert model["needed"] == estimate(described) * 10**6 and model["quantisation"]
+        remote = found["bge-small-en-v1.5"]
+        assert not remote["local"] and remote["download"] is None
+        assert (remote["needed"], remote["files"], remote["license"]) == \
+            (row.est_memory_allocation_mb * 10**6, row.download_bytes, row.license)
+        assert set(found) >= set(load_catalogue().rows)
+        assert str(llama) not in json.dumps(found)
+        assert ask(made, "/api/mpool/servable")[1]["pull_refusal"]  # the pool of the test is offline
+        assert ask(made, "/api/create", {"model": "other", "from": "llama", "stream": False})[0] == 200
+        assert _servable(made)["llama"]["names"] == ["other"]
+
+
+def test_load_pin_and_unload_have_the_effect_of_the_library(llama: Path) -> None:
+    with serving([f"llama={llama}"]) as made:
+        body = {"model": "llama"}
+        assert ask(made, "/api/mpool/load", body) == (200, {**body, "state": "loaded", "pinned": False})
+        assert _servable(made)["llama"]["keys"] == ["llama"]
+        part = _part(made, "llama")
+        assert part["state"] == "ready" and part["load_seconds"] > 0 and part["needed"] > 0 and not part["pinned"]
+        assert [worker["served"] for worker in part["workers"]] == [0] * len(part["workers"]) != []
+        for pinned in (True, False):
+            assert ask(made, "/api/mpool/pin", {**body, "pinned": pinned})[1]["pinned"] == pinned
+            assert [row.pinned for row in made.state.pool.ps()] == [pinned]
+        ask(made, "/api/mpool/pin", {**body, "pinned": True})
+        for _ in range(2):  # idempotent
+            assert ask(made, "/api/mpool/unload", body) == (200, {**body, "state": "unloaded", "pinned": False})
+        assert _part(made, "llama")["state"] == "cold"
+        (load,), (unload,) = until(lambda: _events(made, "load")), until(lambda: _events(made, "unload"))
+        assert load["model"] == unload["model"] == "llama"
+        assert ask(made, "/api/mpool/pin", {**body, "pinned": True})[1] == {**body, "state": "loaded", "pinned": True}
+
+
+@pytest.mark.parametrize("path", ["/api/mpool/load", "/api/mpool/unload", "/api/mpool/pin"])
+def test_actions_need_the_rights_of_the_api(llama: Path, path: str) -> None:
+    token = f"Authorization: Bearer {TOKEN}"
+    with serving([f"llama={llama}"], token=TOKEN) as made:
+        body = {"model": "llama", **({"pinned": True} if path.endswith("pin") else {})}
+        assert ask(made, path, body)[0] == 401
+        assert ask(made, path, body, token, "Origin: http://page.example")[0] == 403
+        assert all(row.state == "cold" for row in made.state.pool.ps())
+        assert ask(made, path, {**body, "model": "<b>no</b>"}, token)[0] == 404
+        assert ask(made, path, {**body, "model": 3}, token)[0] == 400
+        assert ask(made, path, None, token)[0] == 405
+        assert ask(made, path, body, token)[0] == 200
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+def test_events_have_refusals_with_their_reason(llama: Path) -> None:
+    token = f"Authorization: Bearer {TOKEN}"
+    with serving([f"llama={llama}"], token=TOKEN) as made:
+        for _ in range(3):
+            status, answer = ask(made, "/v1/embeddings", {"model": "llama", "input": "x"}, token)
+            assert status == 400
+        error = answer["error"]
+        assert ask(made, "/v1/models", None, "Authorization: Bearer no")[0] == 401
+        assert ask(made, "/v1/nothing", None, token)[0] == 404
+        found = ask(made, "/api/mpool/events", None, token)[1]["events"]
+        assert [(event["code"], event["path"], event["model"], event["count"]) for event in found] == [
+            ("not_found", "/v1/nothing", None, 1), ("invalid_api_key", "/v1/models", None, 1),
+            (error["code"], "/v1/embeddings", "llama", 3)]
+        assert found[2]["reason"] == error["message"] and found[2]["client"] == "127.0.0.1"
+        assert TOKEN not in json.dumps(found)
+
+
+def test_refusals_do_not_drive_out_the_death_of_a_worker(llama: Path) -> None:
+    config = mpool.PoolConfig(shutdown_grace=1.0, offline=True, isolation="process")
+    with serving([f"llama={llama}"], config) as made:
+        pool = made.state.pool
+        pool.generate("x", "llama", max_tokens=2, ignore_eos=True)
+        worker = next(worker for row in pool.registry.entries() for worker in row["worker"])
+        os.kill(worker["process"], signal.SIGKILL)
+        (death,) = until(lambda: _events(made, "death"))
+        assert (death["model"], death["worker"], death["code"]) == ("llama", worker["id"], "RECV") and death["reason"]
+        for number in range(KEPT + 1):
+            made.state.events.refused(Refusal("not_found"), f"/{number}", None)
+        assert len(_events(made, "death")) == 1 and len(_events(made, "refusal")) == KEPT
+        (fault,) = _part(made, "llama")["faults"]
+        assert (fault["worker"], fault["code"], fault["reason"]) == (worker["id"], "RECV", death["reason"])
+
+
+def test_an_unload_has_its_reason(bert: Path, llama: Path) -> None:
+    with serving([f"bert={bert}", f"llama={llama}"]) as made:
+        made.state.pool.load("bert", keep_alive=0.2)
+        until(lambda: _events(made, "unload"))
+        ask(made, "/api/mpool/load", {"model": "llama"})
+        ask(made, "/api/mpool/unload", {"model": "llama"})
+        found = until(lambda: len(both := [one for one in _events(made, "unload") if one["code"]]) == 2 and both)
+        assert [(event["model"], event["code"]) for event in found] == [("llama", "call"), ("bert", "keep_alive")]
+        assert found[0]["reason"] != found[1]["reason"]
+
+
+def test_downloads_report_their_bytes(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list, Ollama's route, and the events."""
+    gate, going = threading.Event(), threading.Event()
+
+    def resolve(name: str, offline: bool | None = None, progress: Any = None) -> None:
+        if offline:
+            raise mpool.errors.OfflineError("not here")
+        progress(30, 100)
+        progress(20, 100)  # another bar of the hub's library, which is behind
+        going.set()
+        gate.wait(60)
+        raise mpool.errors.DownloadError("planted")
+
+    monkeypatch.setattr("mpool.server.ollama_models.resolve", resolve)
+    config = mpool.PoolConfig(shutdown_grace=1.0, offline=False)
+    with serving([f"llama={llama}"], config, catalogue=True) as made, Raw(made, 60) as raw:
+        raw.request("/api/pull", b'{"model": "bge-small-en-v1.5"}')
+        going.wait(60)
+        assert _servable(made)["bge-small-en-v1.5"]["download"] == {"done": 30, "total": 100}
+        gate.set()
+        lines = [json.loads(line) for line in raw.answer()[2].splitlines()]
+        assert (lines[1]["completed"], lines[1]["total"]) == (30, 100) and lines[1]["digest"].startswith("sha256:")
+        assert "error" in lines[-1] and "completed" not in lines[0]
+        (event,) = _events(made, "download_failed")
+        assert (event["model"], event["code"]) == ("bge-small-en-v1.5", "DOWNLOAD") and event["reason"]
+        assert _servable(made)["bge-small-en-v1.5"]["download"] is None
+        assert ask(made, "/api/mpool/servable")[1]["pull_refusal"] is None
 
 
 # ---- requests in flight ----------------------------------------------------------------------------------------------
@@ -206,6 +361,9 @@ def test_history_has_the_tokens_and_the_outcome_of_every_protocol(llama: Path, b
         assert [row["outcome"] for row in rows[:4]] == ["completed"] * 4
         assert "completed" not in (rows[4]["outcome"], rows[5]["outcome"])
         assert {row["client"] for row in rows} == {"127.0.0.1"} and len({row["id"] for row in rows}) == 6
+        first = [row["first_token"] for row in rows]
+        assert all(0 <= one <= row["seconds"] for one, row in zip(first[:3], rows)) and first[3:] == [None] * 3
+        assert ask(made, "/api/mpool/state")[1]["models"][1]["first_token"] == statistics.median(first[:3])
         assert all(row["seconds"] >= 0 and abs(row["ended"] - time.time()) < 600 for row in rows)
         assert "Hello" not in json.dumps(rows)
 
