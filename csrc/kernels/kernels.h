@@ -409,9 +409,9 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  * rope        x [dim]: pairs (i, i + dim/2) when neox, else (2i, 2i + 1); cos_sin [dim/2][2]
  *             (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos))
  * widen_i8    y = (float)x
- * causal_conv  y[r, c] = the chain over j < taps ascending of fma(kernel[j, c], x[r + j][at + c], y), from bias[c] (NULL:
- *             +0), for c < n. x [rows + taps - 1]: pointers to the rows and to the taps - 1 before them; kernel [taps, ld];
- *             y [rows, ldy] may be none of them
+ * causal_conv  y[r, c] = the chain over j < taps ascending of fma(kernel[j, c], x[r + j][at + c], y), from bias[c]
+ *             (NULL: +0), for c < n. x [rows + taps - 1]: pointers to the rows and to the taps - 1 before them; kernel
+ *             [taps, ld]; y [rows, ldy] may be none of them
  * row_maxima  maxima[j] = max(maxima[j], s[r, j]) over the rows r < n of rows [n, ld], for the outputs j < columns of
  *             one F32 panel [K][32] (pack_dense.h). s[r, j] has the bits of gemm_f32, times scales[r] unless `scales`
  *             is NULL; the sign of a zero is unspecified. columns is 1 to 32; maxima [32] from `columns` on are

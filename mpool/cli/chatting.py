@@ -17,6 +17,7 @@ from ..checks import nearest, shown
 from ..conversation.reasoning import SWITCHES
 from ..errors import ContextOverflow, FileError, InvalidArgument, MpoolError, WrongCapability
 from ..foreign_names import SYNONYMS
+from ..images.loading import MAX_BYTES
 from ..tasks.sampling import NAMES, TABLE, check
 from .common import MAX_READ, note, say, stats_line
 from .formats import format_of
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Start of a line that is a command, not a path.
 _COMMAND = re.compile(r"/(?:[a-z]+|\?)(?=\s|$)")
+#: Parameter of an error about an image of a message.
+_IMAGE_OF_MESSAGE = re.compile(r"messages\[\d+\]\.images\[(\d+)\]")
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 #: A path of an image in a message: in quotes, or with a backslash before spaces, as terminals write a dropped file.
 _IMAGE = re.compile(r"""(?<!\S)(?:'([^'\n]+)'|"([^"\n]+)"|((?:\\.|[^\s\\])+?\.(?:png|jpe?g|webp|gif|bmp)))"""
@@ -90,7 +93,8 @@ class Conversation:
         self.interactive = sys.stdin.isatty()
         self.failed = False
         self.typed = ""  # during the last reply
-        self.thoughts = ""  # of the last reply
+        self.thoughts = ""  # the last reply's
+        self._paths: list[str] = []  # images of the last message
         self._commands: dict[str, Callable[[str], None]] = {
             "set": self.set, "show": self.show, "save": self.save, "load": self.load, "clear": self.clear,
             "help": lambda _: note(_HELP), "?": lambda _: note(_HELP)}
@@ -143,6 +147,9 @@ class Conversation:
             self.messages.append(self.message(text, typed))
             reply, done = self.reply()
         except MpoolError as error:
+            image = _IMAGE_OF_MESSAGE.fullmatch(error.param or "")
+            if image is not None and int(image[1]) < len(self._paths):
+                error.rename({image[0]: self._paths[int(image[1])]})
             note(f"mpool: {text_of(error, self.arguments)}")
             self.failed, reply = not self.interactive, None
         if reply:
@@ -171,6 +178,7 @@ class Conversation:
             paths = []
         for path in missing if self.interactive else ():
             note(f"(there is no file {path}: the model gets its name only)")
+        self._paths = paths
         if not paths:
             return {"role": "user", "content": text}
         for path in paths if self.interactive else ():
@@ -371,9 +379,10 @@ def _value(name: str, text: str) -> Any:
 
 
 def _bytes_of(path: str) -> bytes:
+    """Read an image file, up to a size that is refused."""
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
 

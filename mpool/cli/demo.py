@@ -27,7 +27,9 @@ from ..models.describing import is_offline, resolve
 from ..models.sources.bundled import ROOT
 from ..search import maxsim, similarity
 from . import word_models
-from .common import for_output, make_pool, note, print_json, say, size_of, speed
+from .common import make_pool, note, print_json, say, size_of, speed
+from .layout import fit
+from .terminal import Wrapped
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -61,9 +63,13 @@ def _discard(text: str = "") -> None:
     """Print nothing: replaces ``say`` if the output is JSON."""
 
 
+def _show(text: str = "") -> None:
+    say(fit(text, sys.stdout))
+
+
 def demo(arguments: argparse.Namespace) -> int:
     """Run ``mpool demo``. The exit code is 1 if a model could not be downloaded."""
-    show = _discard if arguments.json else say
+    show = _discard if arguments.json else _show
     catalogue = load_catalogue()
     parts: list[tuple[str, Callable[..., dict[str, Any]], str]] = [
         ("embedding", _embedding, arguments.embedding_model or catalogue.default("text_embedding").key),
@@ -187,8 +193,9 @@ def _maxsim(model: Model, question: str, show: Any) -> list[dict[str, Any]] | No
 def _outputs(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
     """Compute sparse vectors, static embeddings and labels, without and with an adapter, by models of words."""
     words = word_models.words_of(SENTENCES)
-    show("Other outputs of text encoders. Tiny models whose weights are set by hand: each word of the sentences above\n"
-         "has a component of its own, so the scores show how the outputs work, and not how good a model is")
+    show("Other outputs of text encoders. Tiny models whose weights are set by hand: each\n"
+         "word of the sentences above has a component of its own, so the scores show how\n"
+         "the outputs work, and not how good a model is")
     with tempfile.TemporaryDirectory(prefix="mpool-demo-") as path:
         folder = Path(path)
         sparse = word_models.write_sparse(folder / "sparse", words, SENTENCES)
@@ -248,10 +255,10 @@ def _text(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> di
     messages = [{"role": "user", "content": arguments.question}]
     with model.chat(messages, stream=True, temperature=0, max_tokens=MAX_TOKENS) as stream:
         if not arguments.json:
-            sys.stdout.write("  ")
+            text = Wrapped(sys.stdout, indent="  ")
             for chunk in stream:
-                sys.stdout.write(for_output(chunk.text, sys.stdout).replace("\n", "\n  "))
-                sys.stdout.flush()
+                text.write(chunk.text)
+            text.end()
         done = stream.result()
     prefill, decode = speed(done)
     facts |= {"answer": done.text, "finish_reason": done.finish_reason, "prompt_tokens": done.usage.prompt_tokens,
@@ -274,8 +281,9 @@ def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, show:
     start = time.monotonic()
     scores = similarity(model.embed_image(images), pool.embed(texts, name, compute=arguments.compute))
     facts["seconds"] = round(time.monotonic() - start, 4)
-    show("\n  A tiny model that was trained on handwritten digits only. For each image, which is not in its training\n"
-         "  data, the most similar of the texts \"a handwritten zero\" to \"a handwritten nine\":")
+    show("\n  A tiny model that was trained on handwritten digits only. For each\n"
+         "  image, which is not in its training data, the most similar of the texts\n"
+         "  \"a handwritten zero\" to \"a handwritten nine\":")
     facts["nearest"] = []
     for image, row in zip(images, scores):
         best = int(row.argmax())

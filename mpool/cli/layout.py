@@ -18,7 +18,8 @@ def fit(text: str, stream: TextIO) -> str:
         return text
     width = shutil.get_terminal_size().columns
     return "\n".join(line if text_width(line) <= width else textwrap.fill(
-        line, max(width, 20), break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+        line, max(width, 20), subsequent_indent=line[:len(line) - len(line.lstrip())], break_long_words=False,
+        break_on_hyphens=False) for line in text.split("\n"))
 
 
 def text_width(text: str) -> int:

@@ -45,7 +45,7 @@ def print_reply(stream: Any, thinking: Thinking = "folded", wrap: bool = True) -
                     spinner.stop()
                     reasoning.write(chunk.reasoning)
                 else:
-                    spinner.start(f"thinking: {thoughts[-400:]}")
+                    spinner.start("thinking:", thoughts[-400:])
             if chunk.text:
                 spinner.stop()
                 if since:

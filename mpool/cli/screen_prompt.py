@@ -18,12 +18,14 @@ from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.output import ColorDepth
 
 from ..models.store import cache_dir
+from ..tasks.sampling import TABLE
 from .prompting import MORE, PROMPT, Talk, is_complete, unquoted
 from .terminal import has_colours
 
 _PLACEHOLDER = "Send a message (/? for help)"
-#: Commands that Tab completes.
-_WORDS = ("/set ", "/show ", "/save ", "/load ", "/clear", "/help", "/exit")
+#: Commands and settings that Tab completes.
+_WORDS = ("/set ", "/show ", "/save ", "/load ", "/clear", "/help", "/exit", "/show thinking",
+          *(f"/set {name} " for name in (*TABLE, "system", "stats", "think", "fold", "wrap", "history") if name != "n"))
 
 
 def screen_reader(talk: Talk) -> Callable[[], str | None]:

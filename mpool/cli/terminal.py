@@ -51,17 +51,19 @@ class Wrapped:
         stream: where to write. Text for anything but a terminal is written as it is.
         faint: write in a fainter colour.
         wrap: break lines.
+        indent: start of each line.
     """
 
-    def __init__(self, stream: TextIO, faint: bool = False, wrap: bool = True) -> None:
-        self._stream, self._faint, self._wrap = stream, faint, wrap and is_screen(stream)
-        self._column, self._word, self._line, self._in_code = 0, "", "", False
+    def __init__(self, stream: TextIO, faint: bool = False, wrap: bool = True, indent: str = "") -> None:
+        self._stream, self._faint, self._wrap, self._indent = stream, faint, wrap and is_screen(stream), indent
+        self._column, self._word, self._line, self._in_code = len(indent), "", "", False
+        self._put(indent)
 
     def write(self, text: str) -> None:
         """Write a part of the text. Its last word may wait for the next part."""
         text = for_output(text, self._stream)
         if not self._wrap:
-            self._put(text)
+            self._put(text.replace("\n", f"\n{self._indent}"))
         else:
             for one in text:
                 self._add(one)
@@ -75,9 +77,9 @@ class Wrapped:
     def _add(self, one: str) -> None:
         if one == "\n":
             self._end_word()
-            self._put(one)
             self._in_code ^= self._line.lstrip().startswith(_FENCES)
-            self._column, self._line = 0, ""
+            self._line = ""
+            self._begin_line()
             return
         self._line += one
         if self._in_code:
@@ -96,13 +98,16 @@ class Wrapped:
 
     def _end_word(self) -> None:
         width = text_width(self._word)
-        if self._column and self._word and self._column + width > columns():
-            self._put("\n")
-            self._column = 0
+        if self._word and self._column > len(self._indent) and self._column + width > columns():
+            self._begin_line()
         self._put(self._word)
         self._column, self._word = self._column + width, ""
         if width > columns():  # the terminal itself breaks a word that is wider
             self._column %= columns()
+
+    def _begin_line(self) -> None:
+        self._put(f"\n{self._indent}")
+        self._column = len(self._indent)
 
     def _put(self, text: str) -> None:
         self._stream.write(dim(text, self._stream) if self._faint and text.strip() else text)
@@ -116,11 +121,12 @@ class Spinner:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._text, self._thread = stream, "", threading.Thread()
+        self._stream, self._label, self._text, self._thread = stream, "", "", threading.Thread()
         self._stopped = threading.Event()
 
-    def start(self, text: str = "") -> None:
-        """Show the spinner, and the end of a text behind it. A second call changes the text."""
+    def start(self, label: str = "", text: str = "") -> None:
+        """Show the spinner, a label, and the end of a text. A second call changes both."""
+        self._label = label
         self._text = " ".join(for_output(text, self._stream).split())
         if is_screen(self._stream) and not self._thread.is_alive():
             self._stopped = threading.Event()
@@ -139,9 +145,10 @@ class Spinner:
         try:
             while not stopped.is_set():
                 text = self._text
-                while text_width(text) > columns() - 4:
+                while text and text_width(self._label + text) > columns() - 4:
                     text = text[1 + len(text) // 64:]
-                self._stream.write(f"\r\x1b[K{frames[at % len(frames)]} {dim(text, self._stream)}")
+                text = dim(f"{self._label} {text}".rstrip(), self._stream)
+                self._stream.write(f"\r\x1b[K{frames[at % len(frames)]} {text}")
                 self._stream.flush()
                 at += 1
                 stopped.wait(_PERIOD)

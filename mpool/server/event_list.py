@@ -1,4 +1,4 @@
-"""What happened on a server: loads, unloads, deaths of workers, downloads and refused requests, in bounded memory.
+"""Events of a server: loads, unloads, deaths of workers, downloads and refused requests, in bounded memory.
 
 Refusals have a list of their own: clients choose how many there are, and must not drive out the death of a worker.
 """
@@ -123,7 +123,7 @@ class EventList:
             if row["worker"]:
                 self._loaded.add(row["key"])
 
-    # ---- what clients do ---------------------------------------------------------------------------------------------
+    # ---- clients -----------------------------------------------------------------------------------------------------
 
     def refused(self, refusal: Refusal, path: str, client: str | None, model: str | None = None) -> None:
         """Add a refused or failed request."""
@@ -143,7 +143,7 @@ class EventList:
         with self._lock:
             self._events.append(ServerEvent(time.time(), kind, model[:NAME], reason[:_REASON], code, seconds, worker))
 
-    # ---- what the pool does: on the thread that drains its events ----------------------------------------------------
+    # ---- the pool, on the thread that drains its events --------------------------------------------------------------
 
     def _ready(self, event: PoolEvent) -> None:
         workers = self._workers.setdefault(event.model, set())

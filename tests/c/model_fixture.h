@@ -18,7 +18,8 @@
 
 enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
        TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32,
-       TINY_TAPS = 3, TINY_PADDING = 2048 /* values between the experts and the last ones, in a tensor that no model reads */ };
+       TINY_TAPS = 3,
+       TINY_PADDING = 2048 /* values between the experts and the last ones, in a tensor that no model reads */ };
 
 typedef struct tiny_file { /* a weight file and its spec under construction */
     uint8_t *bytes;
@@ -390,7 +391,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_latent_vectors(&file, kind, l);
         for (size_t m = 0; !latent && m < sizeof matrices / sizeof *matrices; m++) {
             const bool ffn = strncmp(matrices[m].name, "ffn", 3) == 0;
-            if ((kind->experts && ffn) || (!ffn && kind->mixers && kind->mixers[l] > 0) || (kind->plain_ffn && strcmp(matrices[m].name, "ffn_gate") == 0) ||
+            if ((kind->experts && ffn) || (!ffn && kind->mixers && kind->mixers[l] > 0) ||
+                (kind->plain_ffn && strcmp(matrices[m].name, "ffn_gate") == 0) ||
                 (kind->blocks && kind->blocks[l] == (ffn ? 1 : 2)))
                 continue;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);

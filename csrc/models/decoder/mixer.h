@@ -116,7 +116,8 @@ mp_status mp_reader_norm(const mp_layer_reader *reader, mp_norm *norm, const cha
 mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const char *name, int32_t n, bool has,
                            mp_error *error);
 
-/* Adds the kernels blk.<index>.<name>.weight of a convolution, whose sizes are set, and its bias if the file has one. */
+/* Adds the kernels blk.<index>.<name>.weight of a convolution, whose sizes are set, and its bias if the file has one.
+ */
 mp_status mp_reader_conv(const mp_layer_reader *reader, mp_causal_conv *conv, const char *name, mp_error *error);
 
 #endif

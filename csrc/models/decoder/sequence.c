@@ -108,9 +108,9 @@ enum {
 
 static int32_t block_border(int32_t count) { return count / MP_KV_BLOCK * MP_KV_BLOCK; }
 
-/* Lists the lengths after which later prompts are likely to differ from this one: the block borders before the end of the
- * first message (system prompt and tools), of further messages, and of the prompt, whose last token is always computed.
- * A message ends with an end token. stops NULL: only counts. */
+/* Lists the lengths after which later prompts are likely to differ from this one: the block borders before the end of
+ * the first message (system prompt and tools), of further messages, and of the prompt, whose last token is always
+ * computed. A message ends with an end token. stops NULL: only counts. */
 static int list_stops(const mp_token_table *tokens, const mp_text_request *request, int32_t *stops) {
     int32_t last = 0, border = 0;
     int count = 0;
@@ -129,7 +129,7 @@ static int list_stops(const mp_token_table *tokens, const mp_text_request *reque
             stops[count] = at;
         count++;
     }
-    const int32_t ends[] = {border, block_border(request->n_prompt - 1)}; /* of the last message, and of the prompt */
+    const int32_t ends[] = {border, block_border(request->n_prompt - 1)}; /* the last message's, and the prompt's */
     for (int i = 0; i < 2; i++)
         if (ends[i] > last) {
             last = ends[i];

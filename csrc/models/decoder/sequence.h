@@ -71,8 +71,8 @@ void mp_sequence_group_destroy(mp_sequence_group *group); /* must hold no parts 
 void mp_sequence_group_drop(mp_sequence_group *group,
                             mp_prefix_cache *cache); /* drops all parts; all tokens must be computed again */
 
-/* Returns the rows that the sequence can compute next: up to its last token, or to the next length after which a snapshot
- * of its state is kept, if the model has states. */
+/* Returns the rows that the sequence can compute next: up to its last token, or to the next length after which a
+ * snapshot of its state is kept, if the model has states. */
 int32_t mp_sequence_group_left(const mp_sequence_group *group, const mp_prefix_cache *cache, mp_sequence *seq);
 /* Lets the prefilling sequences of an item continue after published blocks, and adds the reused prompt tokens to
  * request->cached_tokens. If logits of the whole prompt are wanted, the first sequence skips only tokens whose logits

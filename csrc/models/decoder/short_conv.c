@@ -1,5 +1,5 @@
-/* decoder/short_conv.c: a gated short convolution (LFM2, arXiv:2511.23404). The projection of a row has three parts b, c
- * and x of the model's width:
+/* decoder/short_conv.c: a gated short convolution (LFM2, arXiv:2511.23404). The projection of a row has three parts b,
+ * c and x of the model's width:
  *
  *   y = c * conv(b * x)
  *

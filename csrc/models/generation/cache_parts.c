@@ -138,7 +138,8 @@ void mp_cached_publish(mp_cached *cached, mp_prefix_cache *cache, const int32_t 
  * exist. */
 static int32_t reachable(mp_cached *cached, mp_prefix_cache *cache, const int32_t *tokens, int32_t end) {
     const int32_t first = (int32_t)cached->chain.count;
-    if ((cache->kv.layout.parts == 1 && !mp_states_exist(&cache->states)) || first != cached->count / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
+    const bool always = cache->kv.layout.parts == 1 && !mp_states_exist(&cache->states);
+    if (always || first != cached->count / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
         return end;
     const uint32_t most = (uint32_t)(end / MP_KV_BLOCK - first);
     return (first + (int32_t)mp_prefix_reach(cache, &cached->chain, tokens + first * MP_KV_BLOCK, most)) * MP_KV_BLOCK;
@@ -174,7 +175,8 @@ void mp_cached_reach(mp_cached *cached, mp_prefix_cache *cache, const int32_t *t
     if (cached->count == before)
         return;
     if (cached->state) {
-        memcpy(cached->state->memory, mp_snapshot_use(&cache->states, cached->chain.last), cache->kv.layout.state_bytes);
+        const void *snapshot = mp_snapshot_use(&cache->states, cached->chain.last);
+        memcpy(cached->state->memory, snapshot, cache->kv.layout.state_bytes);
         cached->state->pending = 0;
     }
     /* Unref last: a block that no sequence sees may be evicted at once, including one that was still to be found. */

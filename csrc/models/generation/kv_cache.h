@@ -51,11 +51,11 @@ typedef struct mp_kv_layout {
     const mp_kv_store *stores;  /* [count] must outlive the caches */
     int window[MP_KV_PARTS];    /* [parts] window of all stores in the part; 0: all positions */
     size_t bytes[MP_KV_PARTS];  /* [parts] bytes of the part in a block */
-    size_t state_bytes, log_bytes; /* of a sequence's state, and of its log: generation/states.h. 0: it has none */
+    size_t state_bytes, log_bytes; /* a sequence's state, and its log: generation/states.h. 0: it has none */
 } mp_kv_layout;
 
-/* Lays out the stores, whose places it sets; the caller sets the sizes of states. The first three different windows get parts of their own; stores with
- * further windows keep every position, in part 0. */
+/* Lays out the stores, whose places it sets; the caller sets the sizes of states. The first three different windows get
+ * parts of their own; stores with further windows keep every position, in part 0. */
 mp_kv_layout mp_kv_lay_out(mp_kv_store *stores, int count, mp_dtype dtype);
 
 typedef struct mp_kv_part {

@@ -23,7 +23,8 @@
  * and a sequence can continue only after a block with one.
  *
  * Snapshots and idle blocks count as available memory: mp_prefix_take and mp_prefix_shrink evict them on demand,
- * snapshots first. In addition, idle blocks and parts take at most `percent` % of the budget's limit. One thread at a time, except for the counters. */
+ * snapshots first. In addition, idle blocks and parts take at most `percent` % of the budget's limit. One thread at a
+ * time, except for the counters. */
 #ifndef MP_MODELS_GENERATION_PREFIX_CACHE_H
 #define MP_MODELS_GENERATION_PREFIX_CACHE_H
 
@@ -85,8 +86,9 @@ void mp_prefix_unref_block(mp_prefix_cache *cache, uint32_t id);
 void mp_prefix_ref_part(mp_prefix_cache *cache, int part, uint32_t id);
 void mp_prefix_unref_part(mp_prefix_cache *cache, int part, uint32_t id);
 /* Returns the number of published blocks after the chain, at most `most`, after which the sequence can continue: every
- * part that the next row would read exists, and so does a snapshot of the state, if the model has states. tokens [most * MP_KV_BLOCK]: the tokens after the chain. The caller must
- * have a reference to each part of its own blocks that its next row reads. */
+ * part that the next row would read exists, and so does a snapshot of the state, if the model has states. tokens
+ * [most * MP_KV_BLOCK]: the tokens after the chain. The caller must have a reference to each part of its own blocks
+ * that its next row reads. */
 uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most);
 /* As mp_state_create, and evicts snapshots and idle blocks if memory is short. */
 mp_status mp_prefix_take_state(mp_prefix_cache *cache, const void *from, mp_state **state, mp_error *error);

@@ -1,8 +1,8 @@
 /* generation/states.h: memory of the states of an engine's sequences, and snapshots of them.
  *
- * A recurrent mixer (a short convolution, a delta rule) keeps of all earlier positions of a sequence a state of constant
- * size. The states of all mixers of a sequence lie side by side in one memory (mp_kv_layout.state_bytes). A mixer adds
- * rows to its state in one order, so the state after a row has the same bits whatever the passes were.
+ * A recurrent mixer, such as a short convolution, keeps a state of constant size of all earlier positions of a
+ * sequence. The states of all mixers of a sequence lie side by side in one memory (mp_kv_layout.state_bytes). A mixer
+ * adds rows to its state in one order, so the state after a row has the same bits whatever the passes were.
  *
  * A pass whose rows are all kept changes the state in place. A pass with draft rows leaves the state as it was, and
  * writes its rows to the log, which describes up to MP_STATE_LOG rows; the accepted ones are `pending`. The next pass
@@ -31,7 +31,7 @@ typedef struct mp_state { /* the state of a sequence. Completions of one request
 
 typedef struct mp_snapshot {
     void *memory;
-    uint32_t id;    /* of its block */
+    uint32_t id;    /* its block */
     uint32_t gap;   /* tokens since the last snapshot before it */
     uint64_t worth; /* `evicted` of mp_states at its last use, plus gap */
 } mp_snapshot;
@@ -59,8 +59,8 @@ mp_status mp_state_take_log(mp_states *states, mp_state *state, mp_error *error)
 
 void mp_states_trim(mp_states *states); /* frees the tables of snapshots. There must be none */
 
-/* Keeps a copy of a state as the snapshot of a block, which has none, unless snapshots of more worth fill their share or
- * memory is exhausted. gap: tokens since the last snapshot before it */
+/* Keeps a copy of a state as the snapshot of a block, which has none, unless snapshots of more worth fill their share
+ * or memory is exhausted. gap: tokens since the last snapshot before it */
 void mp_snapshot_keep(mp_states *states, uint32_t id, uint32_t gap, const mp_state *state);
 static inline bool mp_snapshot_exists(const mp_states *states, uint32_t id) {
     return id < states->blocks && states->of_block[id] > 0;

@@ -1,4 +1,4 @@
-"""What the command line shows in a terminal: conversations, replies, lists and help. Other outputs stay exact."""
+"""The command line in a terminal: conversations, replies, lists and help. Other outputs stay exact."""
 
 import io
 import json
@@ -239,9 +239,9 @@ def test_reasoning_is_folded_and_faint(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words of any width keep their order, and only wider ones than the terminal exceed it; code stays as it is."""
     terminal = screen(monkeypatch, 20)
-    draw = np.random.default_rng(0)
-    words = ["".join(draw.choice(list("abcdé-.日"), draw.integers(1, 24))) for _ in range(1000)]
-    text = "".join(word + str(draw.choice([" ", " ", "  ", "\n"])) for word in words)
+    random = np.random.default_rng(0)
+    words = ["".join(random.choice(list("abcdé-.日"), random.integers(1, 24))) for _ in range(1000)]
+    text = "".join(word + str(random.choice([" ", " ", "  ", "\n"])) for word in words)
     writer = Wrapped(terminal)
     for at in range(0, len(text), 7):
         writer.write(text[at:at + 7])

@@ -257,7 +257,7 @@ def test_images_by_drop_and_paste(page: Any) -> None:
 
 # ---- the picture of vectors ------------------------------------------------------------------------------------------
 
-def test_picture_shows_texts_on_hover_and_focus(page: Any, server: Any) -> None:
+def test_points_show_texts_on_hover_and_focus(page: Any, server: Any) -> None:
     choose(page, "embed", "bert")
     lines = ["one two", "<b>three</b>", "four", "one two", "five six seven"]
     page.execute_script("document.getElementById('text').value = arguments[0]", "\n".join(lines))
@@ -288,7 +288,7 @@ def test_picture_shows_texts_on_hover_and_focus(page: Any, server: Any) -> None:
     assert seen == {1, 2, 3, 4, 5}
 
 
-def test_picture_of_images_and_of_many_texts(page: Any) -> None:
+def test_points_of_images_and_of_many_texts(page: Any) -> None:
     choose(page, "embed_image", "digits-clip")
     page.execute_async_script(_GIVE, "drop", ["a.png", EVIL, "c.png"], "image/png")
     click(page, "run")

@@ -47,7 +47,7 @@ def given_to(name: str) -> tuple[str, Any]:
 
 
 def test_every_field_is_an_option() -> None:
-    """Of the pool and of the server, except those that no operator sets, and the token, which is in a file."""
+    """Fields of the pool and of the server, except those that no operator sets, and the token, which is in a file."""
     assert FIELDS["pool"] - {option.pool for option in OPTIONS.values()} == set(NOT_OPERATED)
     assert FIELDS["server"] - {option.server for option in OPTIONS.values()} == {"token"}
 
@@ -112,7 +112,7 @@ def test_the_command_line_precedes_variables_and_these_the_file(tmp_path: Path,
     ("isolation = 'proces'", "isolation in {} must be one of thread, process"),
     ('token = "t0kent0kent0kent0ken"', "token is not an option; did you mean token_file?"),
     ('model = "a"\nmodels = ["b"]', "model and models are the same option"),
-    ('allow_hosts = ["a b"]', "allow_hosts in {} must be "), ("pin = 'nobody'", "pin in {} must be ")])
+    ('allow_hosts = ["a b"]', "allow_hosts in {} must be "), ("pin = 'absent'", "pin in {} must be ")])
 def test_lines_that_are_refused(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before anything is loaded; the error names the line, what it has and what is allowed, and shows no token."""
     path = tmp_path / "f.toml"

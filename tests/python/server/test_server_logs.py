@@ -107,7 +107,7 @@ def test_health_that_is_bad_has_a_reason(bert: Path) -> None:
 
 
 def test_a_connection_that_is_refused_has_one_record(server: Any) -> None:
-    """What no operation sees: heads that are no HTTP, or too large, and a body that is too large."""
+    """Requests that no operation sees: heads that are no HTTP, or too large, and a body that is too large."""
     host = f"Host: 127.0.0.1:{server.port}\r\n".encode()
     for data, status in ((b"GET /\x01 HTTP/1.1\r\n" + host + b"\r\n", 400),
                          (b"GET /a HTTP/1.1\r\n" + host + b"X: " + SECRET.encode() * 9000 + b"\r\n\r\n", 431),
