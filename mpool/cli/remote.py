@@ -176,13 +176,16 @@ def server_of(arguments: argparse.Namespace) -> Server:
 
 def ps(arguments: argparse.Namespace) -> int:
     """Run ``mpool ps``."""
-    state = server_of(arguments).request("/api/mpool/state", "models")
+    server = server_of(arguments)
+    state = server.request("/api/mpool/state", "models")
     models = [row for row in state["models"] if row["workers"] or row["model_bytes"] or row["state"] == "loading"]
     if arguments.json:
         print_json(models)
         return 0
+    served = server.request("/api/mpool/servable", "models")["models"]  # requests and mpool stop use these names
+    names = {key: one["name"] for one in served for key in one["keys"]}
     columns: dict[str, list[str]] = {
-        "NAME": [row["key"] for row in models],
+        "NAME": [names.get(row["key"], row["key"]) for row in models],
         "TASK": [TASKS[row["capability"]][0] for row in models],
         "STATE": [row["state"] for row in models],
         "MEMORY": [f"{(row['model_bytes'] + row['engine_bytes']) / 1e6:,.0f} MB" for row in models],

@@ -102,6 +102,27 @@ MP_TEST(files_weights_release_the_file_of_the_tensor) {
 }
 #endif
 
+/* The system tells which pages are in memory only to the owner of all files, and to root. */
+MP_TEST(files_weights_of_another_user) {
+    enum { OTHER = 65534 };
+    fixture f;
+    if (geteuid() != 0)
+        MP_SKIP("only root can be another user");
+    begin(&f);
+    for (int owned = 0; owned < 3; owned++) { /* number of files that the other user owns */
+        if (owned > 0)
+            MP_CHECK_INT(chown(owned == 1 ? f.a : f.b, OTHER, (gid_t)-1), 0);
+        mp_weights *weights;
+        MP_CHECK_OK(mp_weights_open(f.spec, &weights, &f.error), &f.error);
+        MP_CHECK(mp_weights_owned(weights));
+        MP_CHECK_INT(seteuid(OTHER), 0);
+        MP_CHECK_INT(mp_weights_owned(weights), owned == 2);
+        MP_CHECK_INT(seteuid(0), 0);
+        mp_weights_close(weights);
+    }
+    mp_spec_unpin(f.spec);
+}
+
 /* --- biases of layers --- */
 
 /* Open a file with these tensors, separated by spaces, and check the biases of `layers` layers. Returns the name of the

@@ -67,6 +67,24 @@ MP_TEST(models_vision_tiles_of_an_image_follow_each_other) {
     tiny_unload(&tiny);
 }
 
+/* An image has rows only if the network can cut it: of its own size, or, if it takes any size, in whole units. */
+MP_TEST(models_vision_rows_of_unsuitable_sizes) {
+    static const mp_dtype floats[] = {MP_F32};
+    static const tiny_kind *const kinds[] = {&llava_kind, &axial_kind};
+    for (int k = 0; k < 2; k++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_decoder_spec_as(kinds[k], floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+        const mp_vision *vision = ((const mp_decoder *)tiny.model)->vision;
+        const int unit = vision->image_encoder.patch * vision->merge;
+        for (int h = 0; h <= 3 * SIDE; h++)
+            for (int w = 0; w <= 3 * SIDE; w++) {
+                const bool fits = k == 0 ? h == SIDE && w == SIDE : h > 0 && w > 0 && h % unit == 0 && w % unit == 0;
+                MP_CHECK_INT(mp_vision_rows(vision, h, w), fits ? h / unit * (w / unit) + vision->keep_class : 0);
+            }
+        tiny_unload(&tiny);
+    }
+}
+
 /* A first matrix that is stored as two halves, one per frame, is their sum: an image counts as two equal frames. */
 MP_TEST(models_vision_adds_the_halves_of_the_first_matrix) {
     enum { INPUTS = 3 * PATCH * PATCH };

@@ -135,6 +135,11 @@ def test_models_that_do_not_fit_are_refused(llama: Path, twin: Path, bert: Path,
             pool.load(llama, draft=twin, isolation="process")
         pool.load(llama, draft=twin)
         assert pool.generate("x", llama, max_tokens=2).usage.completion_tokens <= 2
+        with pytest.raises(InvalidArgument, match='isolation="thread"'):  # the model keeps its draft model
+            pool.load(llama, isolation="process")
+        pool.load(llama, draft=False, isolation="process")
+        with pytest.raises(InvalidArgument, match='isolation="thread"'):  # and its isolation
+            pool.load(llama, draft=twin)
 
 
 def test_a_draft_that_cannot_be_read_is_refused_when_it_is_named(llama: Path, tmp_path: Path) -> None:

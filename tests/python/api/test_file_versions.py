@@ -233,6 +233,27 @@ def test_files_that_change_between_a_submission_and_the_load(llama: Path, tmp_pa
         assert after == run(fresh, folder) != before
 
 
+def test_files_that_change_while_the_tokenizer_is_read(bert: Path, tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request begins again with the new files."""
+    from mpool.runtime import model_files
+
+    folder = Path(shutil.copytree(bert, tmp_path / "model"))
+    file = folder / "model.safetensors"
+    opened, changes = model_files.open_tokenizer, [_flipped(file)]
+
+    def late(*args: Any, **more: Any) -> Any:
+        found = opened(*args, **more)
+        if changes:
+            _replace(file, changes.pop())
+        return found
+
+    monkeypatch.setattr(model_files, "open_tokenizer", late)
+    with mpool.Pool() as pool, mpool.Pool() as fresh:
+        after = pool.embed("A cat sat.", folder).tobytes()
+        assert not changes and after == _text(fresh.get(folder))
+
+
 def test_files_that_change_between_a_lookup_and_the_load(bert: Path, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """The core refuses to load the other files; the request is prepared again for them."""

@@ -61,7 +61,8 @@ def test_ps_and_stop(bert: str, llama: str, capsys: pytest.CaptureFixture[str],
 def test_ps_of_models_that_are_not_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     """Models that are not in memory are left out. A model that is being loaded has no time of its unload yet."""
     def row(key: str, state: str, workers: int, size: int) -> dict[str, object]:
-        return {"key": key, "capability": "text_embedding", "state": state, "workers": [{}] * workers, "running": 0,
+        return {"key": key, "name": key.upper(), "keys": [key], "capability": "text_embedding",
+                "state": state, "workers": [{}] * workers, "running": 0,
                 "queued": 0, "model_bytes": size, "engine_bytes": 0, "pinned": False, "keep_alive": 300.0,
                 "idle_seconds": 100.0}
 
@@ -72,7 +73,7 @@ def test_ps_of_models_that_are_not_in_use(capsys: pytest.CaptureFixture[str]) ->
         assert main(["ps", "--url", url]) == 0
         lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
         assert [(line[0], " ".join(line[3:])) for line in lines] == [
-            ("b", "0 MB -"), ("c", "1 MB 200 s"), ("e", "2 MB 200 s")]
+            ("B", "0 MB -"), ("C", "1 MB 200 s"), ("E", "2 MB 200 s")]
         assert main(["ps", "--json", "--url", url]) == 0
         assert json.loads(capsys.readouterr().out) == [rows[1], rows[2], rows[4]]
 

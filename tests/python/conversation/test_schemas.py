@@ -154,6 +154,10 @@ def test_optional_parts_without_a_finite_value_are_left_out(pool: mpool.Pool, ll
     for seed in range(8):
         done = pool.generate("Once", llama, response_format=schema, seed=seed, **HOT)
         assert done.finish_reason == "stop" and set(done.parsed) <= {"x", "b"} and not done.parsed.get("b")
+    first = {"type": "object", "additionalProperties": False, "required": ["b"],
+             "properties": {"a": {"$ref": "#/properties/a"}, "b": {"type": "null"}}}
+    for seed in range(8):
+        assert pool.generate("Once", llama, response_format=first, seed=seed, **HOT).parsed == {"b": None}
 
 
 #: An object with a free key: schema -> JSON up to the escape that would be a second spelling of a declared key.

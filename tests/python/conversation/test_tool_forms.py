@@ -522,6 +522,8 @@ DEFS: dict[str, Any] = {
     "code": {"enum": ["12345", "67890"]}, "number": {"type": "integer"}, "again": {"$ref": "#/$defs/code"},
     "text": {"type": "string", "pattern": "^[0-9]+$"},
     "tree": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/tree"}]}}
+# a chain of references that is longer than Python's stack
+DEFS |= {f"link{i}": {"$ref": f"#/$defs/link{i + 1}"} for i in range(1000)} | {"link1000": {"type": "integer"}}
 #: Schema of an argument, the text between the tags, the value.
 BEHIND: list[tuple[dict[str, Any], str, Any]] = [
     ({"$ref": "#/$defs/code"}, "12345", "12345"), ({"$ref": "#/$defs/again"}, "12345", "12345"),
@@ -538,6 +540,7 @@ BEHIND: list[tuple[dict[str, Any], str, Any]] = [
     ({"enum": ["12345", 5]}, "12345", "12345"), ({"enum": ["12345", 5]}, "5", 5), ({"type": "boolean"}, "True", True),
     ({"const": "5"}, "5", "5"), ({"$ref": "#/nowhere"}, "5", 5),
     ({"anyOf": [{"const": "5"}, {"type": "number"}]}, "5", "5"),
+    ({"$ref": "#/$defs/link0"}, "5", 5),
 ]
 
 
