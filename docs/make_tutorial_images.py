@@ -1,7 +1,7 @@
-"""Makes the pictures of the tutorials: runs the blocks of their pages, and keeps what the reader gets.
+"""Makes the images of the tutorials: runs the blocks of their pages, and keeps what the reader gets.
 
-    python docs/make_tutorial_pictures.py                       # all, into docs/_static
-    python docs/make_tutorial_pictures.py agent --model PATH    # one, with the model of a GGUF file
+    python docs/make_tutorial_images.py                       # all, into docs/_static
+    python docs/make_tutorial_images.py agent --model PATH    # one, with the model of a GGUF file
 
 Needs the extras ``test``, ``ray`` and ``browser``, FastAPI, chromium and chromedriver.
 """
@@ -21,8 +21,8 @@ sys.path += [str(DOCS.parent / "tests" / "python" / "helpers")]
 import docrunner  # noqa: E402
 from make_screenshot import save  # noqa: E402
 
-#: Name -> page, and the file that its program draws; None: a screenshot.
-SCREENS = {"notes": ("search-your-notes.md", "notes.svg"), "agent": ("agent-with-tools.md", None),
+#: Name -> page, and the file that its program writes; None: a screenshot.
+IMAGES = {"notes": ("search-your-notes.md", "notes.svg"), "agent": ("agent-with-tools.md", None),
             "reviews": ("million-texts.md", "reviews.svg")}
 QUESTIONS = ("Where is my order 1001?", "How much are two teapots?", "Has order 1002 been sent?")
 
@@ -42,16 +42,16 @@ def ask(driver: Any, url: str) -> None:
 
 
 def make(name: str, folder: Path) -> None:
-    """Run a tutorial in a folder, and keep its picture."""
+    """Run a tutorial in a folder, and keep its image."""
     from selenium import webdriver
 
-    page, plot = SCREENS[name]
+    page, output = IMAGES[name]
     docrunner.copy_inputs(folder)
     run = docrunner.PageRun(DOCS / "tutorials" / page, folder)
     try:
         run.run()
-        if plot is not None:
-            shutil.copy(folder / plot, DOCS / "_static" / f"tutorial-{plot}")
+        if output is not None:
+            shutil.copy(folder / output, DOCS / "_static" / f"tutorial-{output}")
             return
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium") or ""
@@ -68,16 +68,16 @@ def make(name: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """Make the pictures that the command line names."""
+    """Make the images that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(SCREENS)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(IMAGES)} (default: all)")
     parser.add_argument("--count", type=int, default=20_000, help="number of texts (default: 20000)")
     parser.add_argument("--model", metavar="REF", help="model of the agent (default: that of the page)")
     arguments = parser.parse_args()
     docrunner.TIMEOUT = 3600
     docrunner.REPLACED = {"COUNT = 1_000_000": f"COUNT = {arguments.count:_}"}
     docrunner.STAND_INS = {"Qwen2.5-Coder-0.5B-Instruct": arguments.model} if arguments.model else {}
-    for name in arguments.names or SCREENS:
+    for name in arguments.names or IMAGES:
         with tempfile.TemporaryDirectory() as folder:
             make(name, Path(folder))
     return 0
