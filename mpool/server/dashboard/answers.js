@@ -21,7 +21,9 @@ function callOf(index, id) {
     try {
       text = JSON.stringify(JSON.parse(text), null, 2);
     } catch { /* not complete yet */ }
-    if (given.textContent !== text) given.replaceChildren(codeBlock(text, "json"));
+    if (call.shown === text) return;
+    call.shown = text;
+    given.replaceChildren(codeBlock(text, "json"));
   };
   return call;
 }

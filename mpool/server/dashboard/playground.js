@@ -226,7 +226,8 @@ byId("new").addEventListener("click", () => {
 for (const select of selects) select.addEventListener("change", chooseModels);
 byId("compare").addEventListener("click", () => compare(!comparing));
 byId("message").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  // the keyboards of phones have no Shift+Enter
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches) return;
   event.preventDefault();
   form.requestSubmit();
 });
