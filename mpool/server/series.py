@@ -120,8 +120,8 @@ class _Track:
 
 
 def _quantile(latency: dict[int, int], share: float) -> float:
-    """Return an estimate of a quantile in seconds, as if a bucket's requests were spread evenly between its bounds; NaN:
-    no request was completed."""
+    """Return an estimate of a quantile in seconds, as if the requests of a bucket were spread evenly in it; NaN: no
+    request was completed."""
     wanted = share * sum(latency.values())
     for bucket, count in sorted(latency.items()):
         if count >= wanted:
