@@ -185,6 +185,7 @@ class Keys:
         self._before = termios.tcgetattr(self._file)
         quiet = termios.tcgetattr(self._file)
         quiet[3] &= ~(termios.ECHO | termios.ICANON)
+        quiet[3] |= termios.NOFLSH  # Ctrl-C keeps what was typed before it
         termios.tcsetattr(self._file, termios.TCSANOW, quiet)
         return self
 
