@@ -90,6 +90,7 @@ def _pool(command: argparse.ArgumentParser) -> None:
                          help="compute threads (default: MPOOL_THREADS, or else the number of CPUs of this process)")
     _weights(command)
     _compute(command)
+    command.epilog = f"{command.epilog}\n\n{MEMORY}"
 
 
 def _weights(command: argparse.ArgumentParser) -> None:
@@ -98,7 +99,6 @@ def _weights(command: argparse.ArgumentParser) -> None:
 
 def _compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--compute", default="auto", choices=COMPUTE, help=BRIEF["compute"])
-    command.epilog = f"{command.epilog}\n\n{MEMORY}"
 
 
 def _one_adapter(command: argparse.ArgumentParser) -> None:

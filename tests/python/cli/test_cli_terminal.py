@@ -350,7 +350,7 @@ def test_every_help_has_two_examples_that_parse() -> None:
         assert all(len(line) <= 80 for line in text.splitlines()[2:] if "mpool" not in line), name
         for example in EXAMPLES[name]:
             assert example in text
-            assert "--compute" not in text or "MPOOL_MEMORY_MB" in text
+            assert "--compute" not in text or "--memory" in text or "MPOOL_MEMORY_MB" in text
             words = shlex.split(re.split(r" [|<>] ", example + " ")[-1 if " | " in example else 0])
             assert words[0] in ("mpool", "ls") and make_parser().parse_args(words[1:]).run
 
