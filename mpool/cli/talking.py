@@ -88,7 +88,7 @@ def vision(arguments: argparse.Namespace) -> int:
 
 def _loaded(pool: Pool, name: str, ref: str, given: dict[str, Any], arguments: argparse.Namespace) -> Model:
     """Check the arguments of a request, then load its model, with a spinner unless the progress of a download shows."""
-    with spinner(f"loading {ref}") if is_screen(sys.stdout) and _is_here(ref) else nullcontext():
+    with spinner("loading", ref) if is_screen(sys.stdout) and _is_here(ref) else nullcontext():
         return load(pool, name, ref, given, compute=arguments.compute)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from mpool.cli.layout import table, text_width
 from mpool.cli.parser import make_parser
 from mpool.cli.reply import faint, print_reply
 from mpool.cli.terminal import Wrapped
-from mpool.errors import WrongCapability
+from mpool.errors import MpoolError, WrongCapability
 from mpool.results import Chunk
 from terminals import talk
 
@@ -291,6 +292,25 @@ def test_notes_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     faint(f"Chat with {path}. Some more words that follow the path.", terminal)
     lines = re.sub(r"\x1b\[[02]m", "", terminal.getvalue()).splitlines()
     assert lines[1] == f"{path}." and all(len(line) <= 40 for line in lines if path not in line)
+
+
+def test_the_spinner_is_one_line(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's path that is wider than the terminal loses its beginning: a frame cannot replace two lines."""
+    path = tmp_path / ("x" * 80) / "m.gguf"
+    path.parent.mkdir()
+    path.symlink_to(llama)
+    terminal = screen(monkeypatch, 40)
+
+    def wait(*_: Any, **__: Any) -> None:
+        while "m.gguf" not in terminal.getvalue():
+            time.sleep(0.01)
+        raise MpoolError("not loaded")
+
+    monkeypatch.setattr("mpool.cli.talking.load", wait)
+    monkeypatch.setattr("sys.stdin", open(os.devnull, encoding="utf-8"))
+    assert main(["run", str(path), "x"]) == 1
+    frames = re.findall(r"\r\x1b\[K([^\r]+)", re.sub(r"\x1b\[[02]m", "", terminal.getvalue()))
+    assert frames and all(text_width(frame) < 40 and frame.endswith("m.gguf") for frame in frames)
 
 
 # ---- lists -----------------------------------------------------------------------------------------------------------
