@@ -56,6 +56,13 @@ files in a message, or drop them into the terminal, to ask about them.'''
 _OLLAMA = {"verbose": "stats on", "quiet": "stats off", "think": "think on", "nothink": "think off",
            "wordwrap": "wrap on", "nowordwrap": "wrap off", "history": "history on", "nohistory": "history off"}
 
+#: Parameters of Ollama that have no setting -> the reason.
+_NEEDLESS = {"num_ctx": "the context is the model's own, and only the part in use takes memory",
+             "num_batch": "mpool chooses the size of a batch", "num_gpu": "mpool computes on the CPU",
+             "num_thread": "mpool uses all CPUs of its process, or --threads of the command",
+             "use_mmap": "mpool maps the file if it can, or as --weights of the command says",
+             "keep_alive": "the model stays loaded until the chat ends"}
+
 
 class Backend(Protocol):
     """A model that replies: in this process, or on a server.
@@ -92,6 +99,7 @@ class Conversation:
         self.switches = {"stats": bool(arguments.stats), "fold": True, "wrap": True, "history": True}
         self.interactive = sys.stdin.isatty()
         self.failed = False
+        self.interrupted = False  # the last key was Ctrl-C, which ended a reply or an empty line
         self.typed = ""  # during the last reply
         self.thoughts = ""  # the last reply's
         self._paths: list[str] = []  # images of the last message
@@ -108,19 +116,17 @@ class Conversation:
         else:
             reader = line_reader
         read = reader(self)
-        interrupted = False  # the last key was Ctrl-C, which ended a reply or an empty line
         while True:
             try:
                 text = read()
                 if text is None or text.strip() in ("/exit", "/quit", "/bye"):
                     break
-                interrupted = False
-                if not self.handle(text):
-                    interrupted = self.interactive
+                self.interrupted = False
+                self.interrupted = not self.handle(text) and self.interactive
             except KeyboardInterrupt:
-                if interrupted or not self.interactive:
+                if self.interrupted or not self.interactive:
                     raise
-                interrupted = True
+                self.interrupted = True
                 note("To exit, press Ctrl-C again or Ctrl-D, or enter /exit")
         return 1 if self.failed else 0
 
@@ -163,20 +169,24 @@ class Conversation:
 
         Args:
             text: the message.
-            typed: the part of it that a person typed, and no program wrote; None: all of it in a terminal.
+            typed: the part of a single message that a person typed, and no program wrote; None: all of it in a
+                terminal.
 
         Raises:
             WrongCapability: the model does not see, and ``typed`` names an image.
-            FileError: an image cannot be read.
+            FileError: an image cannot be read, or ``typed`` names a path without a file.
         """
         paths, missing, rest = _images_in(text)
-        if self.backend.capability != "vision":
-            named = _images_in(typed if typed is not None else text if self.interactive else "")[0]
+        named, absent, _ = _images_in(typed if typed is not None else text if self.interactive else "")
+        sees = self.backend.capability == "vision"
+        if not sees:
             if named:
                 raise WrongCapability(f"does not see images, and the message names {named[0]}", key=self.backend.name,
                                       hint="mpool models --task vision lists models that do")
             paths = []
-        for path in missing if self.interactive else ():
+        for path in missing if sees else absent:
+            if sees and typed is not None and path in absent and path.startswith(("/", "./", "../")):
+                raise FileError(f"there is no file {path}", hint="Name an image file that exists, or leave it out")
             note(f"(there is no file {path}: the model gets its name only)")
         self._paths = paths
         if not paths:
@@ -249,6 +259,9 @@ class Conversation:
         name, _, value = _OLLAMA.get(text, text).partition(" ")
         name, value = name.replace("-", "_"), value.strip()
         name = next((own for own in NAMES if name in SYNONYMS.get(own, ())), name)
+        if name in _NEEDLESS:
+            note(f"({name} needs no setting: {_NEEDLESS[name]})")
+            return
         if not name:
             self.show("settings")
         elif name == "system":

@@ -14,6 +14,7 @@ COMMAND_GROUPS = {
 BRIEF = {"compute": "number type of the computation (default: auto); see docs/settings.md",
          "weights": "copy the weights of text models into memory (packed, faster), or read the mapped file (default: "
                     "auto); see docs/settings.md"}
+MEMORY = "MPOOL_MEMORY_MB limits the memory of models, caches and queues."
 _TEXTS = "Texts come from arguments, files or standard input, one per line."
 _PASSAGES = ("Files and folders are cut into passages of one or more paragraphs. Texts come from arguments or standard "
              "input, one per line.")
@@ -79,4 +80,4 @@ def epilog(command: str, more: str = "") -> str:
     return "\n  ".join(("examples:", *EXAMPLES[command])) + (f"\n\n{more}" if more else "")
 
 
-__all__ = ["BRIEF", "COMMAND_GROUPS", "EXAMPLES", "MORE", "epilog"]
+__all__ = ["BRIEF", "COMMAND_GROUPS", "EXAMPLES", "MEMORY", "MORE", "epilog"]

@@ -13,7 +13,7 @@ from ..server.option_table import GROUPS, OPTIONS, Option
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 from .command_parser import Parser
-from .help_texts import BRIEF, COMMAND_GROUPS, MORE, epilog
+from .help_texts import BRIEF, COMMAND_GROUPS, MEMORY, MORE, epilog
 
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the "
@@ -90,6 +90,7 @@ def _pool(command: argparse.ArgumentParser) -> None:
                          help="compute threads (default: MPOOL_THREADS, or else the number of CPUs of this process)")
     _weights(command)
     _compute(command)
+    command.epilog = f"{command.epilog}\n\n{MEMORY}"
 
 
 def _weights(command: argparse.ArgumentParser) -> None:

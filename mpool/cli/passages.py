@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..errors import InvalidArgument
-from .common import check_source, lines_in, note
+from .common import check_source, lines_in, no_inputs, note
 
 #: Characters of a passage. An empty line ends a passage of at least _ENOUGH characters; no passage has more than _MOST,
 #: about 200 tokens of English: all-MiniLM-L6-v2 reads 256.
@@ -29,8 +29,8 @@ _MOST_FILES = 10_000
 #: Bytes at the beginning of a file that show if it is text.
 _SNIFFED = 1 << 16
 
-#: Texts that look like paths, such as ``notes/``, ``a.md`` and ``*.txt``.
-_PATH = re.compile(r"\S*(/|\.[A-Za-z]{2,5})")
+#: Texts that look like paths, such as ``./my notes``, ``notes/a``, ``a.md`` and ``*.txt``.
+_PATH = re.compile(r"(\.{0,2}|~\S*)/.*|\S*(/\S*|\.[A-Za-z]{2,5})")
 
 
 class Passage(NamedTuple):
@@ -71,10 +71,20 @@ def passages_of(arguments: argparse.Namespace) -> Iterator[Passage]:
             os.stat(given)  # before a model is loaded
             sources.append((given, [given]))
         else:
-            if _PATH.fullmatch(given):
+            # one word alone is nothing to search
+            if _PATH.fullmatch(given) or len(arguments.text) == len(given.split()) == 1:
                 note(f"mpool: {given!r} is a text here: there is no such file")
             sources.append((given, None))
     return _read(sources, by_line=bool(arguments.file))
+
+
+def no_passages(arguments: argparse.Namespace) -> Exception:
+    """Return the error of a command whose arguments and files have no text."""
+    named = [one for one in arguments.text or arguments.file if os.path.exists(one)]
+    if not named:
+        return no_inputs("text")
+    return InvalidArgument(f"at least one text is required, and {', '.join(named)} has none", param="text",
+                           hint="Hidden files, and those that are not UTF-8 text, are not read")
 
 
 def _read(sources: Iterable[tuple[str, list[str] | None]], by_line: bool) -> Iterator[Passage]:

@@ -18,11 +18,13 @@ class Talk(Protocol):
     Attributes:
         interactive: a person types the messages.
         typed: text that was typed during the last reply; the next message begins with it.
+        interrupted: the last key was Ctrl-C, so that another one ends the program.
         switches: ``history`` is True if messages are kept for later conversations.
     """
 
     interactive: bool
     typed: str
+    interrupted: bool
     switches: dict[str, bool]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from .common import for_output, say
+from .layout import fit
 from .terminal import Spinner, Wrapped, dim, is_screen
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def note_end(done: Completion, context_of: Callable[[], int | None], more: str, 
 def faint(text: str, stream: TextIO | None = None) -> None:
     """Print a line that is not part of the output, in a fainter colour, to standard error or another stream."""
     stream = stream or sys.stderr
-    print(dim(for_output(text, stream), stream), file=stream, flush=True)
+    print(dim(fit(for_output(text, stream), stream), stream), file=stream, flush=True)
 
 
 __all__ = ["Thinking", "faint", "note_end", "print_reply"]

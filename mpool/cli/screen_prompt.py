@@ -11,7 +11,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.enums import DEFAULT_BUFFER
-from prompt_toolkit.filters import has_focus
+from prompt_toolkit.filters import has_focus, is_searching
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
@@ -50,14 +50,22 @@ def screen_reader(talk: Talk) -> Callable[[], str | None]:
             return
         if event.current_buffer.text:
             event.current_buffer.reset()
+            talk.interrupted = False
         else:
             event.app.exit(exception=KeyboardInterrupt())
 
     session: PromptSession[str] = PromptSession(
         history=_history(talk), key_bindings=keys, multiline=True, prompt_continuation=MORE,
         completer=WordCompleter(_WORDS, sentence=True), complete_while_typing=False, reserve_space_for_menu=3,
-        placeholder=lambda: FormattedText([("fg:ansibrightblack", "" if get_app().is_done else _PLACEHOLDER)]),
+        search_ignore_case=True,
+        placeholder=lambda: FormattedText([("fg:ansibrightblack", "" if get_app().is_done or is_searching() else
+                                            _PLACEHOLDER)]),
         color_depth=None if coloured else ColorDepth.DEPTH_1_BIT)
+
+    def changed(_: object) -> None:
+        talk.interrupted = False
+
+    session.default_buffer.on_text_changed += changed
 
     def read() -> str | None:
         typed, talk.typed = talk.typed, ""

@@ -20,11 +20,10 @@ from .common import (
     load,
     make_pool,
     naming,
-    no_inputs,
     print_json,
     say,
 )
-from .passages import Passage, passages_of
+from .passages import Passage, no_passages, passages_of
 
 #: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
 _BATCH = 256
@@ -40,7 +39,7 @@ def search(arguments: argparse.Namespace) -> int:
     count = 0
     part = list(itertools.islice(source, _BATCH))
     if not part:
-        raise no_inputs("text")
+        raise no_passages(arguments)
     with make_pool(arguments) as pool:
         options = {"compute": arguments.compute, "adapter": adapter}
         with _named(part):
@@ -68,7 +67,7 @@ def rerank(arguments: argparse.Namespace) -> int:
     source, (adapters, adapter) = passages_of(arguments), adapter_of(arguments)
     given = list(source)
     if not given:
-        raise no_inputs("text")
+        raise no_passages(arguments)
     with make_pool(arguments) as pool:
         options = {"top_k": arguments.top_k, "compute": arguments.compute, "adapter": adapter}
         documents = [one.text for one in given]

@@ -8,13 +8,14 @@ import os
 import shlex
 import stat
 import sys
+import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..checks import shown
-from ..errors import InvalidArgument, MpoolError, WrongCapability
+from ..errors import InvalidArgument, MpoolError, UnknownModel, WrongCapability
 from ..models.describing import resolve
 from .chatting import Conversation, sampling_of
 from .common import (
@@ -87,7 +88,7 @@ def vision(arguments: argparse.Namespace) -> int:
 
 def _loaded(pool: Pool, name: str, ref: str, given: dict[str, Any], arguments: argparse.Namespace) -> Model:
     """Check the arguments of a request, then load its model, with a spinner unless the progress of a download shows."""
-    with spinner(f"loading {ref}") if is_screen(sys.stdout) and _is_here(ref) else nullcontext():
+    with spinner("loading", ref) if is_screen(sys.stdout) and _is_here(ref) else nullcontext():
         return load(pool, name, ref, given, compute=arguments.compute)
 
 
@@ -109,6 +110,12 @@ def _print_stream(stream: Any, model: Any) -> Completion:
 
 
 # ---- chat ------------------------------------------------------------------------------------------------------------
+
+#: Capability of models that cannot chat -> the problem, and the command for such models.
+_NO_CHAT = {"text_to_image": ("generates images", "Use mpool generate-image --model {} PROMPT"),
+            "image_embedding": ("returns vectors of images and cannot chat", "Use mpool embed-image --model {} FILE"),
+            "text_embedding": ("returns vectors and cannot chat", "mpool run {} TEXT")}
+
 
 class Local:
     """A model in this process, for a conversation. See :class:`mpool.cli.chatting.Backend`."""
@@ -144,8 +151,24 @@ def _backend(arguments: argparse.Namespace, ref: str | None) -> Iterator[tuple[B
         yield remote, remote.embed
         return
     with make_pool(arguments) as pool:
-        model = _loaded(pool, "chat", ref or default_model("text_to_text"), _start_of(arguments), arguments)
+        try:
+            model = _loaded(pool, "chat", ref or default_model("text_to_text"), _start_of(arguments), arguments)
+        except UnknownModel as error:
+            if ref is not None and _is_served(ref, arguments):
+                error.hint = f"The running server has it: add --server. {error.hint or ''}".rstrip()
+            raise
         yield Local(pool, model, arguments.compute), lambda text: model.embed(text).tolist()
+
+
+def _is_served(name: str, arguments: argparse.Namespace) -> bool:
+    """Return True if a server responds at once, and serves a model of this name."""
+    from .remote import server_of
+
+    try:
+        with server_of(arguments).open(f"/v1/models/{urllib.parse.quote(name)}", seconds=0.2):
+            return True
+    except (MpoolError, OSError):
+        return False
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -157,14 +180,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidArgument("there is no prompt, and standard input is not a terminal",
                               hint=f"mpool run {arguments.model} PROMPT")
     with _backend(arguments, arguments.model) as (backend, embed):
-        if backend.capability == "text_to_image":
-            raise WrongCapability("generates images", key=backend.name,
-                                  hint=f"Use mpool generate-image --model {arguments.model} PROMPT")
-        if backend.capability == "image_embedding":
-            raise WrongCapability("returns vectors of images and cannot chat", key=backend.name,
-                                  hint=f"Use mpool embed-image --model {arguments.model} FILE")
-        if backend.capability == "text_embedding":
-            _refuse_conversation(backend.name, prompt, arguments)
+        if backend.capability == "text_embedding" and prompt:
+            _refuse_conversation(backend.name, arguments)
             vector = embed(prompt)
             if sys.stdout.isatty():
                 say(first_numbers(vector))
@@ -172,17 +189,18 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 say(json.dumps(vector))
             return 0
+        _refuse_capability(backend, arguments.model)
         talk = Conversation(backend, arguments)
         if not prompt:
-            return _converse(talk)
+            return _converse(talk, arguments.model)
         talk.interactive = False
         talk.turn(prompt, typed)
     return 1 if talk.failed else 0
 
 
-def _converse(talk: Conversation) -> int:
+def _converse(talk: Conversation, ref: str | None) -> int:
     if talk.interactive:
-        faint(f"Chat with {talk.backend.name}. /? lists the commands, /exit exits.")
+        faint(f"Chat with {ref or talk.backend.name}. /? lists the commands, /exit exits.")
     return talk.run()
 
 
@@ -194,10 +212,15 @@ def _refuse_prompt(name: str | None, arguments: argparse.Namespace) -> None:
                               hint=f"To answer it: mpool run {default_model('text_to_text')} {shlex.quote(prompt)}")
 
 
-def _refuse_conversation(key: str, prompt: str, arguments: argparse.Namespace) -> None:
+def _refuse_capability(backend: Backend, ref: str | None) -> None:
+    """Raise an error if a model cannot chat."""
+    if backend.capability in _NO_CHAT:
+        problem, hint = _NO_CHAT[backend.capability]
+        raise WrongCapability(problem, key=backend.name, hint=hint.format(ref or backend.name))
+
+
+def _refuse_conversation(key: str, arguments: argparse.Namespace) -> None:
     """Raise an error if the command asks for a reply of an embedding model."""
-    if not prompt:
-        raise WrongCapability("returns vectors and cannot chat", key=key, hint=f"mpool run {arguments.model} TEXT")
     given = [*sampling_of(arguments), *(name for name in ("system", "stats") if getattr(arguments, name))]
     given += [flag.removeprefix("--") for flag in [flag_of(arguments)] if flag is not None]
     if given:
@@ -221,8 +244,10 @@ def chat(arguments: argparse.Namespace) -> int:
         raise InvalidArgument("the model is given twice, as an argument and with --model", param="model",
                               hint="To answer one prompt: mpool run MODEL PROMPT")
     _refuse_prompt(arguments.name, arguments)
-    with _backend(arguments, arguments.model or arguments.name) as (backend, _):
-        return _converse(Conversation(backend, arguments))
+    ref = arguments.model or arguments.name
+    with _backend(arguments, ref) as (backend, _):
+        _refuse_capability(backend, ref)
+        return _converse(Conversation(backend, arguments), ref)
 
 
 def _start_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -159,10 +159,10 @@ class Spinner:
 
 
 @contextmanager
-def spinner(text: str = "") -> Iterator[Spinner]:
-    """Show a spinner on standard output inside a ``with`` block."""
+def spinner(label: str = "", text: str = "") -> Iterator[Spinner]:
+    """Show a spinner, a label, and the end of a text on standard output inside a ``with`` block."""
     made = Spinner(sys.stdout)
-    made.start(text)
+    made.start(label, text)
     try:
         yield made
     finally:
@@ -185,6 +185,7 @@ class Keys:
         self._before = termios.tcgetattr(self._file)
         quiet = termios.tcgetattr(self._file)
         quiet[3] &= ~(termios.ECHO | termios.ICANON)
+        quiet[3] |= termios.NOFLSH  # Ctrl-C keeps what was typed before it
         termios.tcsetattr(self._file, termios.TCSANOW, quiet)
         return self
 

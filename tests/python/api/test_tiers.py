@@ -26,7 +26,7 @@ LATE_IMPORTS = {
     "numpy or the core, which `import mpool`, `mpool --help` and `mpool list` do without":
         (8, r"\S+ (numpy|mpool\._core)$"),
     "a command of the command line, which starts without those of the others":
-        (19, r"mpool\.cli\b"),
+        (20, r"mpool\.cli\b"),
     "a capability, which the first request for another does without":
         (18, r"mpool\.tasks\.(requests|running|text_to_text) "),
     "a file format, which models of other formats do without":

@@ -122,6 +122,27 @@ def test_paths_texts_and_standard_input_are_ranked_together(bert: str, folder: P
         ("notes/sub/b.py", 1, "# " + THIRD), (None, 2, "no/such.file"), *(("-", line, text) for line, text in TEXTS)}
 
 
+@pytest.mark.parametrize("texts, noted", [
+    (["./notez"], True), (["../no/such folder", "b"], True), (["~/notez", "b"], True), (["/no/where", "b"], True),
+    (["notes/sub/nothing", "b"], True), (["nofolder"], True), (["a text", "word"], False), (["a / b", "c"], False)])
+@pytest.mark.parametrize("command", ["search", "rerank"])
+def test_a_path_that_does_not_exist_is_noted(command: str, texts: list[str], noted: bool, bert: str, reranker: str,
+                                             folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a text, as any other argument."""
+    assert main([command, "cat", *texts, "-m", bert if command == "search" else reranker, "--json"]) == 0
+    output = capsys.readouterr()
+    assert len(json.loads(output.out)) == len(texts) and (repr(texts[0]) in output.err) == noted
+
+
+@pytest.mark.parametrize("command", ["search", "rerank"])
+def test_a_folder_without_texts_is_named(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder.parent / "empty").mkdir()
+    (folder.parent / "blank.txt").write_text("\n \n")
+    for given in (["empty"], ["blank.txt"], ["-f", "empty"], ["notes/e.txt"]):
+        assert main([command, "cat", *given]) == 1
+        assert given[-1] in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_sizes_are_bounded(bert: str, folder: Path, capsys: pytest.CaptureFixture[str],
                            monkeypatch: pytest.MonkeyPatch) -> None:
     """A passage has at most 800 characters; large files of a folder are left out, not those that are named; a folder

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,9 @@ from mpool.cli.command_parser import Help, Parser
 from mpool.cli.help_texts import EXAMPLES
 from mpool.cli.layout import table, text_width
 from mpool.cli.parser import make_parser
-from mpool.cli.reply import print_reply
+from mpool.cli.reply import faint, print_reply
 from mpool.cli.terminal import Wrapped
-from mpool.errors import WrongCapability
+from mpool.errors import MpoolError, WrongCapability
 from mpool.results import Chunk
 from terminals import talk
 
@@ -57,8 +58,9 @@ def messages_of(path: Path) -> list[str]:
 
 
 def test_a_conversation_in_a_terminal(llama: Path, tmp_path: Path) -> None:
-    """Pasted lines are one message, quotes too; what is typed during a reply waits; Ctrl-C ends a reply, and a second
-    one the program; the next conversation has the history."""
+    """Pasted lines are one message, quotes too; what is typed during a reply waits, also if Ctrl-C ends it; a second
+    Ctrl-C ends the program, unless something was typed between; the next conversation has the history, which Ctrl-R
+    searches in any case."""
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     arguments = ("chat", "--model", str(llama), "--temperature", "0", "--max-tokens", "4", "--ignore-eos")
     with talk(*arguments, terminal="xterm", MPOOL_CACHE=str(tmp_path)) as session:
@@ -89,8 +91,15 @@ def test_a_conversation_in_a_terminal(llama: Path, tmp_path: Path) -> None:
         session.until("(stopped)")
         send(f"/save {second}\r", "messages")
         begin("last\r")
+        session.send("ahead\x03")
+        session.until("(stopped)")
+        session.until("ahead")
+        begin("!\r")
         session.send("\x03")
         session.until("(stopped)")
+        session.until(PROMPT_BEGINS)
+        session.send("typed\x03")
+        session.send("\x03")
         session.until(PROMPT_BEGINS)
         session.send("\x03")
         assert session.child.wait(30) == 130
@@ -101,12 +110,15 @@ def test_a_conversation_in_a_terminal(llama: Path, tmp_path: Path) -> None:
         session.until(PROMPT_BEGINS)
         session.send(f"{UP}\r")
         session.until("/set max_tokens 8")
+        session.until(PROMPT_BEGINS)
+        session.send("\x12LONG\r\r")
+        session.until("/set max_tokens 8")
         session.send(f"/save {second}\r")
         session.until("messages")
         session.until(PROMPT_BEGINS)
         session.send("\x04")
         assert session.child.wait(30) == 0
-    assert messages_of(second) == ["last"]
+    assert messages_of(second) == ["ahead!", "long"]
 
 
 class Model:
@@ -148,7 +160,7 @@ def test_settings_of_a_conversation(tmp_path: Path, capsys: pytest.CaptureFixtur
     model = Model()
     one = conversation(model)
     for line in ("/set temperature 0.5", "/set parameter num_predict 7", "/set stop END", "/set nothink",
-                 "/set system Be brief.", "/set top_k -5", "/set nothing 1", "Hello"):
+                 "/set system Be brief.", "/set parameter num_ctx 4096", "/set top_k -5", "/set nothing 1", "Hello"):
         one.handle(line)
     wanted = {"temperature": 0.5, "max_tokens": 7, "stop": "END"}
     assert model.options == {**wanted, "template_options": {"enable_thinking": False, "thinking": False}}
@@ -185,6 +197,11 @@ def test_images_in_messages(tmp_path: Path, image: bytes) -> None:
         message = model.asked[-1][-1]
         assert message["content"] == content, text
         assert [image[-1] for image in message.get("images", [])] == count, text
+    for text, asked in (("What is ./no.png", 0), ("../no.png", 0), ("/no/x.png", 0), ("and/or.png", 1), ("no.png", 1)):
+        model.asked.clear()
+        one.failed = False
+        one.turn(f"piped /no/y.png {text}", text)  # one prompt: nobody can correct it
+        assert (len(model.asked), one.failed) == (asked, not asked), text
     blind = conversation(Model())
     assert blind.message(f"What is {a}?") == {"role": "user", "content": f"What is {a}?"}  # a program wrote it
     blind.interactive = True
@@ -193,6 +210,16 @@ def test_images_in_messages(tmp_path: Path, image: bytes) -> None:
     blind.interactive = False
     with pytest.raises(WrongCapability):
         blind.message(f"piped {a}", f"What is {a}?")
+
+
+@pytest.mark.parametrize("name, command", [("bert", "mpool run"), ("digits-sd3", "mpool generate-image"),
+                                           ("digits-clip", "mpool embed-image")])
+def test_chat_refuses_models_that_cannot_chat(name: str, command: str, bert: Path, monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", open(os.devnull, encoding="utf-8"))
+    name = str(bert) if name == "bert" else name
+    assert main(["chat", "--model", name]) == 1
+    assert f"{command} " in (found := capsys.readouterr().err) and name in found
 
 
 @pytest.fixture
@@ -258,6 +285,34 @@ def test_lines_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
         assert terminal.getvalue() == text.replace("three four ", "three four \n")
 
 
+def test_notes_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A faint line, such as the first one of a chat, keeps its words, and the path of a model."""
+    terminal = screen(monkeypatch, 40)
+    path = "models/" + "x" * 50
+    faint(f"Chat with {path}. Some more words that follow the path.", terminal)
+    lines = re.sub(r"\x1b\[[02]m", "", terminal.getvalue()).splitlines()
+    assert lines[1] == f"{path}." and all(len(line) <= 40 for line in lines if path not in line)
+
+
+def test_the_spinner_is_one_line(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's path that is wider than the terminal loses its beginning: a frame cannot replace two lines."""
+    path = tmp_path / ("x" * 80) / "m.gguf"
+    path.parent.mkdir()
+    path.symlink_to(llama)
+    terminal = screen(monkeypatch, 40)
+
+    def wait(*_: Any, **__: Any) -> None:
+        while "m.gguf" not in terminal.getvalue():
+            time.sleep(0.01)
+        raise MpoolError("not loaded")
+
+    monkeypatch.setattr("mpool.cli.talking.load", wait)
+    monkeypatch.setattr("sys.stdin", open(os.devnull, encoding="utf-8"))
+    assert main(["run", str(path), "x"]) == 1
+    frames = re.findall(r"\r\x1b\[K([^\r]+)", re.sub(r"\x1b\[[02]m", "", terminal.getvalue()))
+    assert frames and all(text_width(frame) < 40 and frame.endswith("m.gguf") for frame in frames)
+
+
 # ---- lists -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -315,6 +370,7 @@ def test_every_help_has_two_examples_that_parse() -> None:
         assert all(len(line) <= 80 for line in text.splitlines()[2:] if "mpool" not in line), name
         for example in EXAMPLES[name]:
             assert example in text
+            assert "--compute" not in text or "--memory" in text or "MPOOL_MEMORY_MB" in text
             words = shlex.split(re.split(r" [|<>] ", example + " ")[-1 if " | " in example else 0])
             assert words[0] in ("mpool", "ls") and make_parser().parse_args(words[1:]).run
 
@@ -358,6 +414,11 @@ def test_conversations_with_a_server(llama: Path, bert: Path, tmp_path: Path, mo
     greedy = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
     with serving([f"vectors={bert}", f"words={llama}"]) as server:
+        for url, name, served in ((server.url, "words", True), (server.url, "nothing", False),
+                                  ("127.0.0.1:9", "words", False)):  # without --server
+            monkeypatch.setenv("MPOOL_URL", url)
+            assert main(["run", name, "x"]) == 1
+            assert ("--server" in capsys.readouterr().err) == served, (url, name)
         monkeypatch.setenv("MPOOL_URL", server.url)
         (tmp_path / "stdin").write_text("Hello\nAgain\n")
         monkeypatch.setattr("mpool.cli.talking.make_pool", lambda _: pytest.fail("made a pool"))
