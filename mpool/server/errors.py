@@ -104,8 +104,8 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (pool_errors.NoWorkers, "worker_lost"), (pool_errors.ModelError, "model_failed"),
     (pool_errors.NumericError, "model_failed"), (pool_errors.Cancelled, "cancelled"), (MemoryError, "out_of_memory"),
 )
-#: Name of a library error, as the pool's events have it -> code, if there is one.
-CODE_OF_NAME = {kind.name: next((code for other, code in _CODES if issubclass(kind, other)), kind.name)
+#: Name of a library error, as the pool's events have it -> code.
+CODE_OF_NAME = {kind.name: next((code for other, code in _CODES if issubclass(kind, other)), "internal")
                 for kind in vars(pool_errors).values()
                 if isinstance(kind, type) and issubclass(kind, pool_errors.MpoolError)}
 #: Codes of invalid requests. Their library messages describe only the request, so they are included in the response.

@@ -150,6 +150,13 @@ def test_hostile_names_are_text(page: Any, server: Any) -> None:
     assert page.execute_script("return window.ran ?? document.querySelectorAll('main img').length") == 0
 
 
+def test_refusals_are_counted_beside_failures(page: Any, server: Any) -> None:
+    for _ in range(3):
+        assert ask(server, "/v1/embeddings", {"model": "nothing", "input": "x"})[0] == 404
+    counted = sum(one["count"] for one in ask(server, "/api/mpool/events")[1]["events"] if one["kind"] == "refusal")
+    until(lambda: text(page, "now-refused").split(" ")[0] == str(counted))
+
+
 def test_a_pull_shows_its_progress_or_why_there_is_none(driver: Any, bert: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()

@@ -229,7 +229,7 @@ def test_downloads_report_their_bytes(llama: Path, monkeypatch: pytest.MonkeyPat
         assert (lines[1]["completed"], lines[1]["total"]) == (30, 100) and lines[1]["digest"].startswith("sha256:")
         assert "error" in lines[-1] and "completed" not in lines[0]
         (event,) = _events(made, "download_failed")
-        assert (event["model"], event["code"]) == ("bge-small-en-v1.5", "DOWNLOAD") and event["reason"]
+        assert (event["model"], event["code"]) == ("bge-small-en-v1.5", "download_failed") and event["reason"]
         assert _servable(made)["bge-small-en-v1.5"]["download"] is None
         assert ask(made, "/api/mpool/servable")[1]["pull_refusal"] is None
 
