@@ -1,5 +1,5 @@
 """Texts that ``mpool search`` and ``mpool rerank`` compare with a query: passages of files and folders, arguments, and
-lines of standard input.
+lines of standard input and of ``--file``.
 
 A passage is one or more whole paragraphs. Memory use does not depend on the size of a file.
 """
@@ -74,10 +74,11 @@ def passages_of(arguments: argparse.Namespace) -> Iterator[Passage]:
             if _PATH.fullmatch(given):
                 note(f"mpool: {given!r} is a text here: there is no such file")
             sources.append((given, None))
-    return _read(sources)
+    return _read(sources, by_line=bool(arguments.file))
 
 
-def _read(sources: Iterable[tuple[str, list[str] | None]]) -> Iterator[Passage]:
+def _read(sources: Iterable[tuple[str, list[str] | None]], by_line: bool) -> Iterator[Passage]:
+    """Yield the passages of the sources. ``by_line``: each line of a file is one, except in a folder."""
     for number, (given, paths) in enumerate(sources, 1):
         if paths is None:
             if given.strip():
@@ -91,7 +92,7 @@ def _read(sources: Iterable[tuple[str, list[str] | None]]) -> Iterator[Passage]:
             elif os.path.isdir(given) and os.path.getsize(path) > _LARGEST:
                 skipped.append(path)
             else:
-                yield from _passages_in(path, skipped)
+                yield from _passages_in(path, skipped, by_line and not os.path.isdir(given))
         if skipped:
             rest = f" and {len(skipped) - 3} more" if len(skipped) > 3 else ""
             why = f"not UTF-8 text, or larger than {_LARGEST >> 20} MiB" if os.path.isdir(given) else "not UTF-8 text"
@@ -111,7 +112,7 @@ def _files_in(folder: str) -> list[str]:
     return found
 
 
-def _passages_in(path: str, skipped: list[str]) -> Iterator[Passage]:
+def _passages_in(path: str, skipped: list[str], by_line: bool) -> Iterator[Passage]:
     """Yield the passages of a file, or append its path to ``skipped`` if it is not text."""
     with io.BufferedReader(io.FileIO(path), _SNIFFED) as file:
         head = file.peek(_SNIFFED)
@@ -119,7 +120,9 @@ def _passages_in(path: str, skipped: list[str]) -> Iterator[Passage]:
             skipped.append(path)
             return
         with io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace") as lines:
-            yield from _joined(lines_in(lines, path), path)
+            texts = lines_in(lines, path)
+            yield from (Passage(text, path, line) for line, text in enumerate(texts, 1) if text.strip()) if by_line \
+                else _joined(texts, path)
 
 
 def _is_text(head: bytes, whole: bool) -> bool:

@@ -234,14 +234,14 @@ def test_values_of_look_alikes_before_the_model(monkeypatch: pytest.MonkeyPatch,
     (["search", "x", "--file", "/none.txt", "--model", MODEL], "/none.txt"),
     (["vision", "x", "--image", "/none.png", "--model", MODEL], "/none.png"),
     (["embed-image", "/none.png", "--model", MODEL], "/none.png"),
-    (["serve", "--model", MODEL, "--adapter", "x"], "adapter"),
-    (["serve", "--model", MODEL, "--draft", "http://x/y"], "draft"),
-    (["serve", "--model", MODEL, "--draft", "/none.gguf"], "/none.gguf"),
-    (["serve", "--model", MODEL, "--draft", "nonesuch"], "nonesuch"),
+    (["serve", "--port", "0", "--model", MODEL, "--adapter", "x"], "adapter"),
+    (["serve", "--port", "0", "--model", MODEL, "--draft", "http://x/y"], "draft"),
+    (["serve", "--port", "0", "--model", MODEL, "--draft", "/none.gguf"], "/none.gguf"),
+    (["serve", "--port", "0", "--model", MODEL, "--draft", "nonesuch"], "nonesuch"),
     (["generate", "x", "--model", MODEL, "--regex", "("], "regex"),
     (["embed", "x", "--model", MODEL, "--adapter", "a=/none.gguf"], "/none.gguf"),
-    (["serve", "--model", MODEL, "--adapter", "a=/none.gguf"], "/none.gguf"),
-    (["serve", "--model", MODEL, "--model", f"a b={MODEL}"], "a b"),
+    (["serve", "--port", "0", "--model", MODEL, "--adapter", "a=/none.gguf"], "/none.gguf"),
+    (["serve", "--port", "0", "--model", MODEL, "--model", f"a b={MODEL}"], "a b"),
     (["quantize", MODEL, "/none/x.gguf", "--type", "Q4_0"], "/none/x.gguf"),
     *(([*command, "--model", MODEL], "at least one text") for command in (
         ["embed"], ["search", "x"], ["classify"], ["classify", "--tokens"]))])
@@ -258,5 +258,5 @@ def test_values_before_the_model_on_the_command_line(capsys: pytest.CaptureFixtu
 def test_the_port_before_the_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["serve", "--model", MODEL, "--port", str(taken.getsockname()[1])]) not in (0, None)
+        assert main(["serve", "--port", "0", "--model", MODEL, "--port", str(taken.getsockname()[1])]) not in (0, None)
     assert "cannot listen" in capsys.readouterr().err

@@ -271,7 +271,7 @@ def test_nothing_reads_the_wall_clock() -> None:
     dated = ("mpool/conversation/", "mpool/models/store.py", "mpool/server/openai/", "mpool/server/ollama.py",
              "mpool/server/models.py", "mpool/server/scoring.py", "mpool/server/request_history.py",
              "mpool/server/classifying.py", "mpool/server/pooling.py", "mpool/server/series.py",
-             "mpool/integrations/llama_cpp.py", "mpool/runtime/history.py")
+             "mpool/server/event_list.py", "mpool/integrations/llama_cpp.py", "mpool/runtime/history.py")
     assert [place for place in found if not place.startswith(dated)] == []
 
 
