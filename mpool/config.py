@@ -60,7 +60,7 @@ class PoolConfig:
         load_timeout: seconds without progress after which loading a model is aborted.
         load_ceiling: maximum seconds for loading a model.
         stall_timeout: seconds without progress in a compute step after which a worker is abandoned: its requests fail
-            with RecvError, and a new worker replaces it.
+            with RecvError, and a new worker replaces it when requests need one.
         shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit wait for running requests.
         request_timeout: seconds without a result or progress after which a request fails with Timeout; None: no limit.
             A coroutine's wait for room in a full queue does not count.

@@ -561,7 +561,7 @@ class Pool(PoolVerbs):
             A :class:`mpool.Health` with a status. ``"degraded"``: a queue stays full, a worker is much slower than the
             other workers of its model or was abandoned, a model has failed, its breaker is not closed, memory is
             critical, or a kind of native calls is starved (``native_calls``). ``"unhealthy"``: the pool is closed or
-            shutting down, or all models in use have failed.
+            shutting down, or the workers of all models in use died again and again.
 
         Example:
             >>> mpool.health().status

@@ -6,6 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from ..server.option_table import with_options
 from .formats import flag_of
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ _HINTS = {"adapter": ("mpool.load(model, adapters={name: path}) adds adapters", 
           "allow_urls": ("allow_urls=True", "--allow-urls"),
           "image": ("A string is a path, a URL or base64 of an image",
                     "Name an image file, or a URL with --allow-urls")}
-#: End of the core's message about a lack of memory.
-_LIMIT = "(memory_bytes, MPOOL_MEMORY_MB)"
 #: Allowed values in Python -> what the command line has for them. The first rows are for single options.
 _VALUES = {"None to generate until": "none to generate until", "True, False, or an integer from": "an integer from",
            "a dict whose keys are token ids": "ID=X, where ID is a token id",
@@ -45,8 +44,8 @@ def text_of(error: MpoolError, arguments: object) -> str:
         error.hint = _encoding_hint(sys.getfilesystemencoding().upper())
     if error.problem is not None:  # every image of the command line is a path or a URL
         error.problem = error.problem.replace(" was read as a path: ", ": ", 1)
-    if hasattr(arguments, "config") and _LIMIT in error.message:  # a server
-        error.message = error.message.replace(_LIMIT, "(--memory)")
+    if hasattr(arguments, "config") and with_options(error.message) != error.message:  # a server
+        error.message = with_options(error.message)
     param = error.param or ""
     place = re.fullmatch(r"(\w+)(?:[\[.].*)?", param, re.DOTALL)
     flags: dict[str, str] = getattr(arguments, "flags", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,14 @@ from ..host import native_calls
 from ..models.catalogue import estimate
 from ..models.catalogue import load as load_catalogue
 from ..records import fields, logger, to_standard_error
+from ..runtime.logs import pool_log
 from ..server.configuring import Configuration, configure
 from ..server.option_table import OPTIONS
 from ..server.settings import Settings, TokenFile, token_of
 from .common import note, packages, say
 
 if TYPE_CHECKING:
+    from ..pool import Pool
     from ..server.serving import Serving
 
 log = logger("mpool.serve")
@@ -80,11 +83,13 @@ def _announce(server: Serving, file: TokenFile | None, as_json: bool) -> None:
                  f"in {file.path}; clients send it as Authorization: Bearer TOKEN"))
     if file is not None and file.is_new and sys.stderr.isatty():  # a log must not have it
         rows.append(("", f"the new token is {file.token}"))
-    rows += [("memory", f"{limit / 2**30:,.1f} GiB for models, caches and queues (--memory)"),
-             ("threads", f"{threads} (--threads)")]
+    rows += [("memory", f"{limit / 1e6:,.0f} MB for models, caches and queues"
+                        + (" (--memory)" if pool.config.memory_bytes else "; --memory sets another limit")),
+             ("threads", f"{threads}" + (" (--threads)" if pool.config.threads else ""))]
     if models:
         wide = max(len(name) for name, _, _ in models[:_LISTED])
-        rows += [("" if at else "models", f"{name:{wide}}  {capability:{len('text_embedding')}}  needs {need:,} MB")
+        rows += [("" if at else "models", f"{name:{wide}}  {capability:{len('text_embedding')}}  "
+                                          f"needs up to {need:,} MB with one request")
                  for at, (name, capability, need) in enumerate(models[:_LISTED])]
     else:
         rows.append(("models", "none yet: mpool pull MODEL downloads one"))
@@ -129,9 +134,9 @@ def serve(arguments: argparse.Namespace) -> int:
             pinned = server.state.models.at_start(given.get("pin", []), "pin")
         if given.get("load", False) or draft is not None:
             for served in server.state.models.all():
-                pool.load(served.model, draft=draft)
+                _load(pool, served.model, draft=draft)
         for served in pinned:
-            pool.load(served.model, pin=True)
+            _load(pool, served.model, pin=True)
 
         def ready() -> None:
             try:
@@ -148,6 +153,16 @@ def serve(arguments: argparse.Namespace) -> int:
         raise failures[0]
     native_calls.end_process_if_busy(0)
     return 0
+
+
+def _load(pool: Pool, model: Any, **options: Any) -> None:
+    """Load a model. If that fails, the command ends with the error, and the log has no record of each attempt."""
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(f"Loading {model.key} failed ")
+
+    pool_log.addFilter(keep)
+    pool.load(model, **options)  # after an error the filter stays: the records may come later
+    pool_log.removeFilter(keep)
 
 
 def worker(arguments: argparse.Namespace) -> int:

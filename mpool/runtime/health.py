@@ -118,7 +118,8 @@ class Health:
 
     Attributes:
         status: ``"healthy"``; ``"degraded"``: the pool serves requests, but with the problems in ``reasons``;
-            ``"unhealthy"``: the pool is closed, or every model in use has failed.
+            ``"unhealthy"``: the pool is closed, or every model in use has failed because its workers died again and
+            again. A model that could not be loaded makes the pool ``"degraded"``.
         reasons: problems that were found, as texts.
         workers, memory: totals of all models.
         models: health of each model by key.
@@ -160,7 +161,7 @@ def health(pool: Host) -> Health:
     for row in rows:
         models[row["key"]] = _model(row)
         reasons += complaints(pool, row)
-        failed += row["state"] == "failed"
+        failed += _is_broken(row)
     used, limit = stats["memory_used"], stats["memory_limit"]
     memory = Memory(used, limit, max(limit - used, 0), stats["pressure"], used / limit if limit else 0.0)
     if memory.pressure == "critical":
@@ -176,6 +177,14 @@ def health(pool: Host) -> Health:
     elif failed and failed == used_models:
         status = "unhealthy"
     return Health(status, tuple(reasons), total, memory, models, native)
+
+
+def _is_broken(row: Mapping[str, Any]) -> bool:
+    """Return True if a model failed because its workers died. A model that only could not be loaded, such as one that a
+    request named and for which memory lacks, does not make the process useless: a new process could not load it either.
+    """
+    return (row["state"] == "failed" and row["last_error"] != "MEMORY_EXHAUSTED"
+            and any(count for reason, count in row["deaths"].items() if reason not in ("killed", "changed_files")))
 
 
 def _fullest(row: Mapping[str, Any]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from .. import errors as pool_errors
 from ..host.resources import error_of
 from ..records import logger
 from ..tasks import sampling
+from .option_table import with_options
 
 log = logger("mpool.server")
 
@@ -103,6 +104,10 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (pool_errors.NoWorkers, "worker_lost"), (pool_errors.ModelError, "model_failed"),
     (pool_errors.NumericError, "model_failed"), (pool_errors.Cancelled, "cancelled"), (MemoryError, "out_of_memory"),
 )
+#: Name of a library error, as the pool's events have it -> code.
+CODE_OF_NAME = {kind.name: next((code for other, code in _CODES if issubclass(kind, other)), "internal")
+                for kind in vars(pool_errors).values()
+                if isinstance(kind, type) and issubclass(kind, pool_errors.MpoolError)}
 #: Codes of invalid requests. Their library messages describe only the request, so they are included in the response.
 _DETAILED = ("invalid_value", "unsupported_parameter", "context_length_exceeded", "request_too_large")
 _MAX_DETAIL = 300
@@ -170,7 +175,8 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
         cause = f"{type(error).__name__}; the record of this id has the traceback"
         log.error("%s failed", request, exc_info=error)
     found = _refusal(code, error, raised, detail, library, names)
-    found.cause = cause
+    if not (found.detail and isinstance(error, (pool_errors.WrongCapability, pool_errors.MemoryExhausted))):
+        found.cause = cause  # else the message says it all
     return found
 
 
@@ -183,7 +189,7 @@ def _refusal(code: str, error: BaseException, raised: BaseException, detail: str
     if isinstance(error, pool_errors.WrongCapability):  # the message names capabilities; the hint is for Python
         return Refusal(code, pool_errors.sentence(f"{error.key}: {error.message}"), "model")
     if isinstance(error, pool_errors.MemoryExhausted) and isinstance(raised, pool_errors.MpoolError):
-        return Refusal(code, pool_errors.sentence(_without_folders(error.message)[:_MAX_MEMORY_DETAIL]))
+        return Refusal(code, pool_errors.sentence(memory_text(error.message)[:_MAX_MEMORY_DETAIL]))
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
     param = names.get(library) or (library if library in _PARAMS else None)
@@ -192,15 +198,16 @@ def _refusal(code: str, error: BaseException, raised: BaseException, detail: str
     return Refusal(code, pool_errors.sentence(detail), param)
 
 
-def _without_folders(message: str) -> str:
-    """Return the message of a lack of memory with the last parts of models' paths in place of the paths.
+def memory_text(message: str) -> str:
+    """Return the message of a lack of memory with the last parts of models' paths in place of the paths, and with the
+    options of ``mpool serve`` in place of the names in Python.
 
     A folder may have any character in its name. The message begins with the model that lacks memory, and no text after
     it has a slash; each model in memory ends with its size and the reason why it stays.
     """
     head, intro, held = message.partition(_HOLDERS)
     shown = "".join(found[1].rpartition("/")[2] + found[2] for found in _HOLDER.finditer(held))
-    return head.rpartition("/")[2] + (intro + shown if shown else "")
+    return with_options(head.rpartition("/")[2]) + (intro + shown if shown else "")
 
 
 def param_of(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from ..runtime import metrics
 from ..runtime.history import NAME
 from ..runtime.logs import pool_log
 from ..stores import STORES
+from .errors import CODE_OF_NAME, memory_text
 
 if TYPE_CHECKING:
     from ..pool import Pool
@@ -42,25 +43,35 @@ _UNLOADED = {
 }
 #: The core's record of a death; the records are drained before the events.
 _DEATH = re.compile(r"Worker (\d+) for .*; cause: (.*)", re.DOTALL)
+#: The core's record of a failed load.
+_NO_LOAD = re.compile(r"(?:Loading (.*?) failed \(stage: [^)]*\)|A worker for (.*?) failed to start): (.*)", re.DOTALL)
 #: Name of an error -> what it means: the first sentence of the class's documentation.
 _MEANINGS = {found.name: (found.__doc__ or "").split("\n")[0] for found in vars(errors).values()
              if isinstance(found, type) and issubclass(found, errors.MpoolError)}
 
 
 class _Causes(logging.Handler):
-    """The causes of the last deaths of workers, which the core states in its log and not in its events."""
+    """The causes of the last deaths of workers and of failed loads, which the core states only in its log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.by_worker: dict[int, str] = {}
+        self.by_model: dict[str, str] = {}  # of loads, by core key
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the cause if the record states one."""
-        found = _DEATH.match(record.getMessage())
+        text = record.getMessage()
+        found, failed = _DEATH.match(text), _NO_LOAD.match(text)
         if found is not None:
-            if len(self.by_worker) >= KEPT:
-                del self.by_worker[next(iter(self.by_worker))]
-            self.by_worker[int(found[1])] = sentence(found[2])
+            _keep(self.by_worker, int(found[1]), sentence(found[2]))
+        elif failed is not None:
+            _keep(self.by_model, failed[1] or failed[2], sentence(failed[3]))
+
+
+def _keep(causes: dict[Any, str], of: Any, cause: str) -> None:
+    if len(causes) >= KEPT:
+        del causes[next(iter(causes))]
+    causes[of] = cause
 
 
 #: For all servers of the process: the numbers of workers are unique in it.
@@ -71,10 +82,10 @@ class ServerEvent(Struct):
     """An event.
 
     ``time``: seconds since 1970 at which it happened last. ``kind``: ``load``, ``load_failed``, ``unload``, ``death``
-    (of a worker), ``download``, ``download_failed``, or ``refusal`` (of a request). ``code``: name or code of the
-    error; of an unload ``keep_alive``, ``memory``, ``call``, ``fault`` or ``changed_files``, null for a moment until it
-    is known. ``reason``: why, as text for people. ``seconds``: duration of a load, null if unknown. ``worker``: its
-    number.
+    (of a worker), ``download``, ``download_failed``, or ``refusal`` (of a request). ``code``: code of the error, as
+    clients see it; of an unload ``keep_alive``, ``memory``, ``call``, ``fault`` or ``changed_files``, null for a moment
+    until it is known. ``reason``: why, as text for people. ``seconds``: duration of a load, null if unknown.
+    ``worker``: its number.
     ``path``, ``client``: of a refused request. ``count``: number of equal refusals that followed each other.
     """
 
@@ -141,7 +152,8 @@ class EventList:
             worker: int | None = None) -> None:
         """Add an event of a model."""
         with self._lock:
-            self._events.append(ServerEvent(time.time(), kind, model[:NAME], reason[:_REASON], code, seconds, worker))
+            self._events.append(ServerEvent(time.time(), kind, model[:NAME], reason[:_REASON],
+                                            CODE_OF_NAME.get(code or "", code), seconds, worker))
 
     # ---- the pool, on the thread that drains its events --------------------------------------------------------------
 
@@ -193,7 +205,12 @@ class EventList:
         workers.discard(event.worker_id or 0)
         if not workers:  # its replacement loads the model again
             self._loaded.discard(event.model)
-        cause = _causes.by_worker.pop(event.worker_id or 0, None) if served else None
+        if served:
+            cause = _causes.by_worker.pop(event.worker_id or 0, None)
+        else:
+            cause = _causes.by_model.get(event.model)  # a load that is tried again has two records before its events
+            if cause is not None and event.status == errors.MemoryExhausted.name:
+                cause = memory_text(cause)
         self.add("death" if served else "load_failed", event.model, cause or _MEANINGS.get(event.status, ""),
                  event.status, worker=event.worker_id)
 

@@ -35,7 +35,7 @@ async def health(context: Context, body: None) -> Response:
     seen = state.pool.health()
     found = "unhealthy" if state.stopping else seen.status
     if found == "unhealthy":  # for the log
-        context.refused = Refusal("shutting_down" if state.stopping else "model_failed",
+        context.refused = Refusal("shutting_down" if state.stopping or state.pool.closed else "circuit_open",
                                   cause="; ".join(seen.reasons) or "the server is stopping")
     starved = [name for name, calls in seen.native_calls.items() if calls.starved]
     uptime, deaths = round(time.monotonic() - state.started, 3), sum(one.deaths for one in seen.models.values())

@@ -16,7 +16,14 @@ from ..names import CAPABILITIES, COMPUTE, ISOLATION, KV_DTYPES, WEIGHTS
 PREFIX = "MPOOL_SERVER_"
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+#: End of the core's messages about a lack of memory: the names of the limit in Python.
+_LIMIT = re.compile(r"\((process_memory of PoolConfig, )?memory_bytes, MPOOL_MEMORY_MB\)")
 _SWITCH = {"1": True, "on": True, "yes": True, "true": True, "0": False, "off": False, "no": False, "false": False}
+
+
+def with_options(message: str) -> str:
+    """Return a message about a lack of memory with the options of ``mpool serve`` in place of the names in Python."""
+    return _LIMIT.sub(lambda found: "(--process-memory, --memory)" if found[1] else "(--memory)", message)
 
 
 class Kind(NamedTuple):

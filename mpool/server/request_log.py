@@ -23,8 +23,12 @@ log = logger("mpool.server")
 
 #: Maximum length of a reason, and of a path.
 _REASON, _PATH = 600, 200
-#: What an invalid value of a request was, unless it was a number or a word of JSON: it may be a part of a prompt.
-_GOT = re.compile(r", got (?!(?:-?[0-9][0-9.,e+-]*|None|True|False|null|true|false)(?:[;:. ]|$)).*", re.DOTALL)
+#: An invalid value of a request in quotes, which may be a part of a prompt: cut by :func:`mpool.checks.shown`, or
+#: complete, or cut with the end of the message.
+_QUOTED = r"""(?:['"].{56}\.\.\.(?=[.;,]|$| and )|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"].*)"""
+#: What an invalid value was: quoted, or else neither a number or a word of JSON nor the name of a type.
+_GOT = re.compile(rf"(, got )(?:({_QUOTED}(?:(?: and|,) {_QUOTED})*)|(?!(?:-?[0-9][0-9.,e+-]*|None|True|False|(?:an? )?"
+                  r"[a-z]+(?: [a-z]+)?)(?:[;:. ]|$)).*)", re.DOTALL)
 #: Paths that the dashboard requests by itself, again and again.
 _POLLED = ("/api/mpool/", "/dashboard/")
 
@@ -85,7 +89,8 @@ def write(scope: Mapping[str, Any], status: int, *, id: str = "-", refusal: Refu
 
 def _reason(refusal: Refusal) -> str:
     """Return the reason of a refusal without the values of the request."""
-    return _GOT.sub("", refusal.cause or refusal.message)[:_REASON].removesuffix(".")
+    return _GOT.sub(lambda found: found[1] + ("'...'" if found[2] else "..."),
+                    refusal.cause or refusal.message)[:_REASON].removesuffix(".")
 
 
 __all__ = ["log_refused", "write"]

@@ -386,7 +386,7 @@ class Worker:
         status = "stopping" if state.stopping else "unhealthy" if self.pool.health().status == "unhealthy" \
             else "busy" if self.jobs.running is not None else "ready"
         if status in ("stopping", "unhealthy"):  # for the log
-            context.refused = Refusal("shutting_down" if state.stopping else "model_failed",
+            context.refused = Refusal("shutting_down" if state.stopping else "circuit_open",
                                       cause=f"the worker is {status}")
         return json_response(HealthResponse(
             status=status, resident=row is not None and row.state in ("ready", "busy"),

@@ -8,6 +8,8 @@ const REFRESH_MS = 3000, STEP = 10;
 const KINDS = { load: ["loaded", "good"], load_failed: ["load failed", "bad"], unload: ["unloaded", ""],
   death: ["worker died", "bad"], download: ["downloaded", "good"], download_failed: ["download failed", "bad"],
   refusal: ["refused", "warn"] };
+// Codes of requests that failed after a model had accepted them: the rate of failures counts these.
+const FAILED = ["model_failed", "worker_lost", "internal", "timeout"];
 
 let found = null, timer = null, most = STEP;
 
@@ -35,6 +37,9 @@ async function refresh() {
   if (tab !== "overview" || document.hidden) return;
   try {
     found = await json("/api/mpool/events");
+    const refused = found.events.filter((event) => event.kind === "refusal" && !FAILED.includes(event.code))
+      .reduce((sum, event) => sum + event.count, 0);
+    setText(byId("now-refused"), refused ? `${whole(refused)} refused, see Events` : "");
     show();
   } catch { /* the header says that the server does not respond */ }
   clearTimeout(timer);

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,3 +69,10 @@ def test_the_token_is_written_when_the_server_is_ready(held: Path, tmp_path: Pat
     seen = capsys.readouterr()
     assert seen.out == "" and seen.err == f"mpool: {held}: the token file cannot be replaced: Is a directory\n"
     assert os.listdir(tmp_path) == ["server-token"]
+
+
+def test_a_model_that_does_not_fit_is_reported_once(bert: Path) -> None:
+    """The end of the command names the reason; the log does not repeat it for each attempt."""
+    done = subprocess.run([sys.executable, "-m", "mpool", "serve", "--only", "--offline", "--port", "0", "--memory",
+                           "1M", "--load", "--model", f"one={bert}"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.count("one needs ") == 1, done.stderr

@@ -138,6 +138,8 @@ def test_rates_of_errors_and_unknown_latencies(fields: dict[str, Any], rate: flo
     ((row(state="failed"),), {}, "unhealthy", ("m: failed",)),
     ((row(state="failed"), row("other", state="cold")), {}, "unhealthy", ("m: failed",)),
     ((row(state="failed"), row("other")), {}, "degraded", ("m: failed",)),
+    ((row(state="failed", deaths={"killed": 2, "changed_files": 1, "crashed": 0}),), {}, "degraded", ("m: failed",)),
+    ((row(state="failed", last_error="MEMORY_EXHAUSTED"),), {}, "degraded", ("m: failed (MEMORY_EXHAUSTED)",)),
     ((row(breaker="open"),), {"closed": True}, "unhealthy", (
         "the pool is closed or shutting down", "m: its circuit breaker is open")),
     ((), {"pressure": "critical", "memory_used": 7_654_000_000, "memory_limit": 8_000_400_000}, "degraded", (

@@ -150,6 +150,13 @@ def test_hostile_names_are_text(page: Any, server: Any) -> None:
     assert page.execute_script("return window.ran ?? document.querySelectorAll('main img').length") == 0
 
 
+def test_refusals_are_counted_beside_failures(page: Any, server: Any) -> None:
+    for _ in range(3):
+        assert ask(server, "/v1/embeddings", {"model": "nothing", "input": "x"})[0] == 404
+    counted = sum(one["count"] for one in ask(server, "/api/mpool/events")[1]["events"] if one["kind"] == "refusal")
+    until(lambda: text(page, "now-refused").split(" ")[0] == str(counted))
+
+
 def test_a_pull_shows_its_progress_or_why_there_is_none(driver: Any, bert: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
@@ -337,6 +344,7 @@ def test_layout_and_contrast_at_three_widths(page: Any, server: Any, scheme: str
                 if tab == "requests":
                     until(lambda: find(page, "#history th"))
                     until(lambda: name in text(page, "history"))
+                    assert width > 360 or not any(one.is_displayed() for one in find(page, "#requests thead"))
                 if tab == "models":
                     until(lambda: find(page, "article[data-key='llama'] .workers .dot"))
                 for task in ("embed", "rerank", "image", "chat") if tab == "playground" else ("",):

@@ -185,12 +185,13 @@ def test_refusals_do_not_drive_out_the_death_of_a_worker(llama: Path) -> None:
         worker = next(worker for row in pool.registry.entries() for worker in row["worker"])
         os.kill(worker["process"], signal.SIGKILL)
         (death,) = until(lambda: _events(made, "death"))
-        assert (death["model"], death["worker"], death["code"]) == ("llama", worker["id"], "RECV") and death["reason"]
+        assert (death["model"], death["worker"], death["code"]) == ("llama", worker["id"], "worker_lost")
+        assert death["reason"]
         for number in range(KEPT + 1):
             made.state.events.refused(Refusal("not_found"), f"/{number}", None)
         assert len(_events(made, "death")) == 1 and len(_events(made, "refusal")) == KEPT
         (fault,) = _part(made, "llama")["faults"]
-        assert (fault["worker"], fault["code"], fault["reason"]) == (worker["id"], "RECV", death["reason"])
+        assert (fault["worker"], fault["code"], fault["reason"]) == (worker["id"], "worker_lost", death["reason"])
 
 
 def test_an_unload_has_its_reason(bert: Path, llama: Path) -> None:
@@ -228,7 +229,7 @@ def test_downloads_report_their_bytes(llama: Path, monkeypatch: pytest.MonkeyPat
         assert (lines[1]["completed"], lines[1]["total"]) == (30, 100) and lines[1]["digest"].startswith("sha256:")
         assert "error" in lines[-1] and "completed" not in lines[0]
         (event,) = _events(made, "download_failed")
-        assert (event["model"], event["code"]) == ("bge-small-en-v1.5", "DOWNLOAD") and event["reason"]
+        assert (event["model"], event["code"]) == ("bge-small-en-v1.5", "download_failed") and event["reason"]
         assert _servable(made)["bge-small-en-v1.5"]["download"] is None
         assert ask(made, "/api/mpool/servable")[1]["pull_refusal"] is None
 

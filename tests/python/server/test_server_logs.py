@@ -106,6 +106,23 @@ def test_health_that_is_bad_has_a_reason(bert: Path) -> None:
     assert (good["level"], bad["level"], bad["status"]) == ("INFO", "WARNING", 503) and "closed" in bad["reason"]
 
 
+@pytest.mark.parametrize(("path", "body"), [
+    ("/api/copy", {"source": "llama", "destination": "a b"}), ("/v1/chat/completions", {**CHAT, "model": "bert"}),
+    ("/v1/chat/completions", {**CHAT, "top_k": {}}), ("/v1/chat/completions", {**CHAT, "top_k": SECRET}),
+    ("/v1/chat/completions", {**CHAT, "top_k": "." * 56 + SECRET * 3}),
+    ("/v1/chat/completions", {**CHAT, "top_k": f"a', got {SECRET} '. \""}),
+    ("/v1/embeddings", {"model": "llama", "input": SECRET})])
+def test_the_record_has_the_words_of_the_answer(server: Any, path: str, body: Any) -> None:
+    """Only values in quotes are cut out of them."""
+    with logged() as found:
+        _, answer = ask(server, path, body)
+        row, = of_requests(found, 1)
+    said = (answer["error"] if path.startswith("/api/") else answer["error"]["message"]).removesuffix(".")
+    before, cut, after = row["reason"].partition("'...'")
+    assert said == row["reason"] if not cut else said.startswith(before) and said.endswith(after)
+    assert SECRET not in found[0].getMessage() and bool(cut) == (", got " in said and "got an object" not in said)
+
+
 def test_a_connection_that_is_refused_has_one_record(server: Any) -> None:
     """Requests that no operation sees: heads that are no HTTP, or too large, and a body that is too large."""
     host = f"Host: 127.0.0.1:{server.port}\r\n".encode()

@@ -144,14 +144,20 @@ def test_memory_of_large_bodies_is_returned(bert: Path) -> None:
 @pytest.mark.parametrize("path, body", [("/v1/embeddings", {"input": "a"}), ("/api/embed", {"input": "a"}),
                                         ("/embed", {"inputs": "a"})])
 def test_a_lack_of_memory_is_in_the_answer_and_in_the_log(bert: Path, path: str, body: Any) -> None:
-    """The log is standard error. It has warnings also without ``--verbose``, and nothing else."""
+    """The log is standard error. It has warnings also without ``--verbose``, and nothing else. A client that asks for
+    too much does not make the server unhealthy, and the event of the load has the reason."""
     with Process("serve", "--model", f"one={bert}", "--only", env={**os.environ, "MPOOL_MEMORY_MB": "1"}) as made:
         status, found = ask(made, path, {"model": "one", **body})
+        health, state = ask(made, "/health")
+        event = until(lambda: [one for one in ask(made, "/api/mpool/events")[1]["events"]
+                               if one["kind"] == "load_failed"])[0]
         made.process.send_signal(signal.SIGTERM)
         _, log = made.end()
     assert status in (503, 429)
     told = json.dumps(found).partition("one needs ")[2].partition(";")[0]
     assert "MB, but " in told and told.endswith("are free")
+    assert "--memory" in json.dumps(found) and "MPOOL_MEMORY_MB" not in json.dumps([found, event])
+    assert (health, state["status"], event["code"]) == (200, "degraded", "out_of_memory") and told in event["reason"]
     assert [line for line in log.splitlines() if " WARNING mpool.pool: " in line and f"one needs {told}" in line], log
 
 
