@@ -56,7 +56,7 @@ class _Causes(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.by_worker: dict[int, str] = {}
-        self.by_model: dict[str, str] = {}  # of loads, by core key
+        self.by_model: dict[str, str] = {}  # loads that failed, by core key
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the cause if the record states one."""

@@ -200,7 +200,7 @@ def test_images_in_messages(tmp_path: Path, image: bytes) -> None:
     for text, asked in (("What is ./no.png", 0), ("../no.png", 0), ("/no/x.png", 0), ("and/or.png", 1), ("no.png", 1)):
         model.asked.clear()
         one.failed = False
-        one.turn(f"piped /no/y.png {text}", text)  # one prompt: nobody can correct it
+        one.turn(f"piped /no/y.png {text}", text)  # one prompt: no one can correct it
         assert (len(model.asked), one.failed) == (asked, not asked), text
     blind = conversation(Model())
     assert blind.message(f"What is {a}?") == {"role": "user", "content": f"What is {a}?"}  # a program wrote it
