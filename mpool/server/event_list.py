@@ -211,6 +211,8 @@ class EventList:
             cause = _causes.by_model.get(event.model)  # a load that is tried again has two records before its events
             if cause is not None and event.status == errors.MemoryExhausted.name:
                 cause = memory_text(cause)
+            if cause is not None and "/" in cause:  # a path, which only the log may have
+                cause = None
         self.add("death" if served else "load_failed", event.model, cause or _MEANINGS.get(event.status, ""),
                  event.status, worker=event.worker_id)
 
