@@ -63,7 +63,8 @@ static mp_mixed short_conv_mix(const mp_decoder_pass *pass, const mp_decoder_vie
     for (int s = 0; s < pass->rows.n_seq; s++)
         if (mp_state_rows_of(pass, view, s, &part))
             mp_causal_conv_rows(&own->conv, &part, (float *)(void *)(part.seq->state + own->state_at),
-                                (float *)(void *)(part.seq->log + own->log_at), bcx + 2 * width, ld, y, width, c0, c1,
+                                part.seq->log ? (float *)(void *)(part.seq->log + own->log_at) : NULL, bcx + 2 * width,
+                                ld, y, width, c0, c1,
                                 (const float **)(void *)view->own);
     for (int64_t r = 0; r < view->rows; r++)
         for (int64_t c = c0; c < c1; c++)
