@@ -425,6 +425,31 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  * kv_store, kv_store_i16, kv_store_i8    store k [k_dim] and v [v_dim] of one token into one slot, 0 to
  *             MP_KV_BLOCK - 1, of a pair of blocks. Threads may fill different slots of one block at the same time. */
 
+/* ---- recurrent states -------------------------------------------------------------------------------------------- */
+
+enum { MP_STATE_LANES = 16 }; /* components of values in a block of a state */
+
+/* A head of a recurrent mixer with a matrix as state (gated delta net, Mamba-2), over the rows of a sequence. The
+ * columns of the matrix are independent. They lie in blocks of MP_STATE_LANES columns, S [dk][MP_STATE_LANES]; the
+ * columns from dv on are padding, whose values are unspecified. Slot state_scan, for each row in order and each column:
+ *
+ *   u = v, or with beta: u = beta * (v - decay * a), where a = the sum of S[i] * k[i]
+ *   S[i] = fma(k[i], u, decay * S[i])
+ *   o = the sum of S[i] * q[i]
+ *
+ * A sum over i < dk has four partial sums by FMA, of the i with i mod 4 = 0, 1, 2, 3, each ascending from +0; it is
+ * (p0 + p1) + (p2 + p3). Every other product is rounded. So a state depends on its rows alone, and not on the calls
+ * that they come in. */
+typedef struct mp_state_scan {
+    float *state; /* [ceil(dv / MP_STATE_LANES)][dk][MP_STATE_LANES] */
+    int dk, dv, rows;
+    const float *k, *q; /* [rows, ldk] and [rows, ldq]; q NULL: no outputs */
+    const float *v;     /* [rows, ldv] */
+    const float *decay, *beta; /* [rows, ld_gates] one number per row; beta NULL: u = v */
+    float *u, *o; /* [rows, ldu] receives u, or NULL; [rows, ldo] */
+    int64_t ldk, ldq, ldv, ld_gates, ldu, ldo;
+} mp_state_scan;
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 typedef struct mp_kernels {

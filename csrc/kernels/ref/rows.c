@@ -68,6 +68,35 @@ static void ref_causal_conv(const float *const *x, int64_t at, const float *kern
         }
 }
 
+/* Returns the sum of the products of a column and x, as mp_state_scan defines it. */
+static float ref_column_dot(const float *column, const float *x, int n) {
+    float sum[4] = {0};
+    for (int i = 0; i < n; i++)
+        sum[i % 4] = fmaf(column[i * MP_STATE_LANES], x[i], sum[i % 4]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+static void ref_state_scan(const mp_state_scan *scan, int block0, int block1) {
+    const int end = block1 * MP_STATE_LANES < scan->dv ? block1 * MP_STATE_LANES : scan->dv;
+    for (int c = block0 * MP_STATE_LANES; c < end; c++) {
+        float *const column =
+            scan->state + (ptrdiff_t)(c / MP_STATE_LANES * scan->dk) * MP_STATE_LANES + c % MP_STATE_LANES;
+        for (int r = 0; r < scan->rows; r++) {
+            const float *const k = scan->k + r * scan->ldk;
+            const float decay = scan->decay[r * scan->ld_gates];
+            float u = scan->v[r * scan->ldv + c];
+            if (scan->beta)
+                u = scan->beta[r * scan->ld_gates] * (u - decay * ref_column_dot(column, k, scan->dk));
+            for (int i = 0; i < scan->dk; i++)
+                column[i * MP_STATE_LANES] = fmaf(k[i], u, decay * column[i * MP_STATE_LANES]);
+            if (scan->u)
+                scan->u[r * scan->ldu + c] = u;
+            if (scan->q)
+                scan->o[r * scan->ldo + c] = ref_column_dot(column, scan->q + r * scan->ldq, scan->dk);
+        }
+    }
+}
+
 static void ref_column_sums(const float *x, int64_t ld, int rows, int n, const float *centre, float *out) {
     for (int i = 0; i < n; i++) {
         float sum = 0.0f;
@@ -210,6 +239,7 @@ void mp_ref_rows(mp_kernel_table *table) {
     MP_SET(table, mul_add, ref_mul_add, "ref");
     MP_SET(table, column_sums, ref_column_sums, "ref");
     MP_SET(table, causal_conv, ref_causal_conv, "ref");
+    MP_SET(table, state_scan, ref_state_scan, "ref");
     MP_SET(table, affine, ref_affine, "ref");
     MP_SET(table, gated, ref_gated, "ref");
     MP_SET(table, activate, ref_activate, "ref");

@@ -277,6 +277,45 @@ static void rows_causal_conv(const float *const *x, int64_t at, const float *ker
         }
 }
 
+/* The sums of a block of columns: four partial sums each. */
+typedef struct scan_sums {
+    vec part[4];
+} scan_sums;
+
+static VEC_INLINE vec scan_total(scan_sums sums) {
+    return vec_add(vec_add(sums.part[0], sums.part[1]), vec_add(sums.part[2], sums.part[3]));
+}
+
+static VEC_INLINE vec scan_dot(const float *state, const float *x, int n) {
+    scan_sums sums = {{vec_zero(), vec_zero(), vec_zero(), vec_zero()}};
+    for (int i = 0; i < n; i++)
+        sums.part[i % 4] = vec_fma(vec_load(state + (ptrdiff_t)i * VEC_N), vec_set(x[i]), sums.part[i % 4]);
+    return scan_total(sums);
+}
+
+static void rows_state_scan(const mp_state_scan *scan, int block0, int block1) {
+    for (int b = block0; b < block1; b++) {
+        float *const state = scan->state + (ptrdiff_t)b * scan->dk * VEC_N;
+        const int64_t at = (int64_t)b * VEC_N;
+        for (int r = 0; r < scan->rows; r++) {
+            const float *const k = scan->k + r * scan->ldk;
+            const vec decay = vec_set(scan->decay[r * scan->ld_gates]);
+            vec u = row_load(scan->v + r * scan->ldv, at, scan->dv);
+            if (scan->beta)
+                u = vec_mul(vec_set(scan->beta[r * scan->ld_gates]),
+                            vec_sub(u, vec_mul(decay, scan_dot(state, k, scan->dk))));
+            for (int i = 0; i < scan->dk; i++) {
+                float *const s = state + (ptrdiff_t)i * VEC_N;
+                vec_store(s, vec_fma(vec_set(k[i]), u, vec_mul(decay, vec_load(s))));
+            }
+            if (scan->u)
+                row_store(scan->u + r * scan->ldu, at, scan->dv, u);
+            if (scan->q)
+                row_store(scan->o + r * scan->ldo, at, scan->dv, scan_dot(state, scan->q + r * scan->ldq, scan->dk));
+        }
+    }
+}
+
 static void rows_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, rms_norm, rows_rms_norm, variant);
     MP_SET(table, layer_norm, rows_layer_norm, variant);
@@ -284,6 +323,7 @@ static void rows_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, mul_add, rows_mul_add, variant);
     MP_SET(table, column_sums, rows_column_sums, variant);
     MP_SET(table, causal_conv, rows_causal_conv, variant);
+    MP_SET(table, state_scan, rows_state_scan, variant);
     MP_SET(table, affine, rows_affine, variant);
     MP_SET(table, gated, rows_gated, variant);
     MP_SET(table, activate, rows_activate, variant);

@@ -12,7 +12,7 @@
 #include "models/engine.h"
 #include "models/nn/weight_store.h"
 
-enum { MP_LINEAR_PARTS = 3 };
+enum { MP_LINEAR_PARTS = 4 };
 
 typedef struct mp_linear {
     int parts;
