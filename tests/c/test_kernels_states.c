@@ -15,7 +15,7 @@ static const float untouched = -77.0f; /* fills u and o, of which the columns fr
 
 typedef struct scan_case {
     mp_state_scan scan;
-    float *array[ARRAYS]; /* of kt_edge */
+    float *array[ARRAYS]; /* each ends at an inaccessible page */
     int64_t size[ARRAYS];
     int blocks;
 } scan_case;
