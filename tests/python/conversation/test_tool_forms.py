@@ -274,7 +274,8 @@ PARTS = ["```json\n", "```", '<tool_call>', "\n", '{"name": "clock", ', '"argume
          "<|python_tag|>",
          "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "\n```json\n",
          "\n```<｜tool▁call▁end｜>",
-         "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":0", "<|tool_call_argument_begin|>", "ü", "<|tool_call_start|>", "<|tool_call_end|>", "clock(", "a=", "'", "1", ")"]
+         "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":0", "<|tool_call_argument_begin|>", "ü",
+         "<|tool_call_start|>", "<|tool_call_end|>", "clock(", "a=", "'", "1", ")"]
 
 
 @hypothesis.given(some.sampled_from(sorted(FORMATS)), some.lists(some.sampled_from(PARTS), max_size=14),
