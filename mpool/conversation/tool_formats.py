@@ -9,6 +9,7 @@ Sources:
     Llama 3: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
     Mistral: https://docs.mistral.ai/capabilities/function_calling, and mistral-common's tokenizers, versions 3 and 11.
     Phi-4-mini, Granite 3, DeepSeek V3, R1 and V3.1, Kimi K2: the model cards and templates.
+    OLMo 3: its template.
     LFM2 and LFM2.5: the templates; https://docs.liquid.ai/lfm/key-concepts/tool-use
     GPT-OSS: https://cookbook.openai.com/articles/openai-harmony
 """
@@ -158,6 +159,7 @@ KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>", "<|tool_call_en
                      middle="<|tool_call_argument_begin|>", numbered=True,
                      openings=("<|tool_call_begin|>", "<|tool_call_section_begin|>\n<|tool_call_begin|>"))
 LFM2 = ToolFormat("lfm2", "python", section="<|tool_call_start|>", end="<|tool_call_end|>", listed=True, between=", ")
+OLMO3 = ToolFormat("olmo3", "python", section="<function_calls>", end="</function_calls>", between="\n")
 #: The format that :class:`mpool.conversation.reasoning.HarmonyCallSplitter` writes. The grammar
 #: (:mod:`mpool.conversation.tool_grammar`) has the spelling that models use.
 HARMONY = ToolFormat("harmony", "marked", reasoning.CALL_HEADER, "<|call|>", middle="<|message|>", max_calls=1)
@@ -173,6 +175,8 @@ def of_template(source: str) -> ToolFormat | None:
         return HARMONY
     if LFM2.section in source or "<|tool_list_start|>" in source:
         return LFM2
+    if OLMO3.section in source:
+        return OLMO3
     if DEEPSEEK_V31.section in source:
         return DEEPSEEK_V3 if "```json" in source else DEEPSEEK_V31
     if KIMI_K2.section in source:

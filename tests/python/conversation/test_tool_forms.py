@@ -217,6 +217,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
      [("clock", {"a": 1}), ("clock", {"x y": 2})]),
     ("lfm2", "<|tool_call_start|>clock(a=1) and", "and", [("clock", {"a": 1})]),
     ("lfm2", "<|tool_call_start|>[clock().a()]<|tool_call_end|>", ".a()]<|tool_call_end|>", [("clock", {})]),
+    ("olmo3", '<function_calls>clock(a="x", b=true)\nclock()</function_calls> and', "and",
+     [("clock", {"a": "x", "b": True}), ("clock", {})]),
     *(("lfm2", f"<|tool_call_start|>[{call}]<|tool_call_end|>", f"<|tool_call_start|>[{call}]<|tool_call_end|>",
        list[tuple[str, Any]]()) for call in (
         "no()", "clock", "clock(", "clock(a=1", "clock(a='x)", "clock(5)", "clock(a=1, a=2)", "clock(a=1 b=2)",

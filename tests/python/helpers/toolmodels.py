@@ -95,6 +95,12 @@ LFM2_OLDER = _LFM2.replace("CALLS", "").replace("LIST", "{{ 'List of tools: <|to
                                                 "'<|tool_list_end|>' }}")
 LFM2_UNMARKED = _LFM2.replace("CALLS", "").replace("LIST", '{{ "List of tools: [" + (tools | map("tojson") | join'
                                                    '(", ")) + "]" }}')
+OLMO3 = ("{% if tools %}<|im_start|>system\n<functions>{{ tools | tojson }}</functions><|im_end|>\n{% endif %}" +
+         _TURNS + "<|im_start|>{{ 'environment' if m.role == 'tool' else m.role }}\n{{ m.content or '' }}"
+         "{% if m.tool_calls %}<function_calls>{% for c in m.tool_calls %}{{ c.function.name }}("
+         "{% for k, v in c.function.arguments.items() %}"
+         "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %}){{ '\n' if not loop.last }}{% endfor %}"
+         "</function_calls>{% endif %}<|im_end|>\n" + _CHATML_END)
 HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% for t in tools %}type {{ "
            "t.function.name }} = "
            "({{ t.function.parameters | tojson }}){% endfor %}<|end|>{% endif %}" + _TURNS + "{% if m.tool_calls %}"
@@ -107,7 +113,8 @@ HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% fo
 TEMPLATES = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3": LLAMA3, "mistral_spaced": MISTRAL,
              "mistral_marked": MISTRAL_MARKED, "phi4": PHI4, "phi4_single": PHI4_SINGLE, "granite3": GRANITE3,
              "deepseek_v3": DEEPSEEK_V3,
-             "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "lfm2": LFM2, "harmony": HARMONY}
+             "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "lfm2": LFM2, "olmo3": OLMO3,
+             "harmony": HARMONY}
 #: A template without support for tools.
 PLAIN = _TURNS + "[{{ m.role }}]{{ m.content }}" + _END + "[assistant]{% endif %}"
 
