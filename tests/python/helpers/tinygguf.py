@@ -207,8 +207,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     """
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
-            "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "lfm2_moe": "lfm2moe"}.get(
-                config.model_type, config.model_type)
+            "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+            "lfm2_moe": "lfm2moe"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
