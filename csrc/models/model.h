@@ -53,6 +53,7 @@ typedef struct mp_model_facts {
     bool thrashing;              /* the same experts are read from the disk repeatedly: see nn/expert_reads.h */
     const char *kv_dtype;   /* type of keys and values: "float32", "int16" or "int8" */
     int64_t kv_token_bytes; /* bytes of a token in the KV cache, in all layers */
+    int64_t sequence_state_bytes; /* bytes of the state of a sequence in all recurrent layers */
     int64_t draft_bytes;    /* bytes of the draft model's weights; 0: there is no draft model */
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;
 } mp_model_facts;
