@@ -105,6 +105,7 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_matrices mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute);
+uint64_t mp_decoder_predict_state(const mp_spec *spec); /* see mp_model_predict_state */
 mp_matrices mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute);
 mp_matrices mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute);
 mp_matrices mp_vision_predict_weights(const mp_spec *spec, mp_compute compute);

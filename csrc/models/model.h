@@ -24,6 +24,8 @@ typedef enum mp_matrices {
 const char *mp_matrices_name(mp_matrices matrices);
 /* Predicts `weights` of the facts of a model after its load in this process, from its spec alone. */
 mp_matrices mp_model_predict_weights(const mp_spec *spec, mp_compute compute);
+/* Predicts `sequence_state_bytes` of the facts, likewise. */
+uint64_t mp_model_predict_state(const mp_spec *spec);
 
 /* Loads the model immediately, without a loader. Several processes can share the packed weights: see
  * `mp_load_args.shared`. */

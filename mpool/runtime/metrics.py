@@ -40,6 +40,9 @@ MODEL_GAUGES = {
     "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
     "queued": "waiting requests", "running": "running requests", "model_bytes": "bytes of weights",
     "engine_bytes": "bytes of scratch and caches",
+    "state_bytes": "bytes of the states of running sequences, of models with recurrent layers",
+    "snapshot_bytes": "bytes of snapshots: copies of states, from which later prompts continue",
+    "snapshots": "snapshots of states",
     "arrivals": "requests per second that the forecast expects; 0: predictive_scaling is off",
     "predicted_workers": "workers that the forecast keeps; 0: predictive_scaling is off",
 }

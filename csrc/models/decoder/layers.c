@@ -216,6 +216,21 @@ static const mp_mixer_ops *mixer_of(uint32_t flags, int64_t mixes) {
     return flags & MP_DECODER_LATENT_ATTENTION ? &mp_mixer_latent : &mp_mixer_attention;
 }
 
+uint64_t mp_decoder_predict_state(const mp_spec *spec) {
+    int64_t layers, mixes[MP_DECODER_LAYERS], attention = MP_MIXES_ATTENTION;
+    uint64_t bytes = 0;
+    mp_error error;
+    if (mp_spec_int(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, &error) != MP_OK ||
+        mp_spec_ints(spec, "mpool.layer_mixers", (int)layers, MP_MIXES_ATTENTION, MP_MIXES_SHORT_CONV, &attention,
+                     mixes, &error) != MP_OK)
+        return 0;
+    for (int i = 0; i < layers; i++) {
+        const mp_mixer_ops *mixer = mixer_of(0, mixes[i]);
+        bytes += mixer->predict_state ? mixer->predict_state(spec) : 0;
+    }
+    return bytes;
+}
+
 /* Reads the kinds of mixers, and the sizes of those that are not attention. */
 static mp_status read_mixers(mp_decoder *model, const mp_load_args *args, int64_t *mixes, mp_error *error) {
     int64_t attention = MP_MIXES_ATTENTION, taps, counts[MP_MIXES_SHORT_CONV + 1] = {0};

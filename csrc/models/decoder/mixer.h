@@ -31,6 +31,8 @@ typedef struct mp_mixer_ops {
     /* Returns the bytes of the mixer's part of a sequence's state, and those of its part of the log
      * (generation/states.h). NULL: the mixer is attention, which keeps keys and values. */
     size_t (*state)(const mp_mixer *mixer, size_t *log_bytes);
+    /* Predicts `state` of a mixer of this kind before the load. NULL likewise. */
+    size_t (*predict_state)(const mp_spec *spec);
 } mp_mixer_ops;
 
 typedef struct mp_attention_shape { /* sizes of attention; a pass lists the work of all mixers of one shape once */

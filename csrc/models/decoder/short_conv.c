@@ -45,6 +45,16 @@ static size_t short_conv_state(const mp_mixer *mixer, size_t *log_bytes) {
     return mp_causal_conv_state(&mixer->recurrent.conv, log_bytes);
 }
 
+static size_t short_conv_predict_state(const mp_spec *spec) {
+    int64_t hidden, taps;
+    size_t log_bytes;
+    mp_error error;
+    if (mp_spec_int(spec, "{arch}.embedding_length", 1, INT32_MAX, NULL, &hidden, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.shortconv.l_cache", 2, MP_BUILDER_TAPS, NULL, &taps, &error) != MP_OK)
+        return 0;
+    return mp_causal_conv_state(&(mp_causal_conv){.channels = (int32_t)hidden, .taps = (int32_t)taps}, &log_bytes);
+}
+
 static mp_mixed short_conv_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_mixer *mixer,
                                const float *in, float scale) {
     const mp_recurrent *own = &mixer->recurrent;
@@ -77,4 +87,5 @@ const mp_mixer_ops mp_mixer_short_conv = {.read = short_conv_read,
                                           .needs = short_conv_needs,
                                           .cost = short_conv_cost,
                                           .mix = short_conv_mix,
-                                          .state = short_conv_state};
+                                          .state = short_conv_state,
+                                          .predict_state = short_conv_predict_state};

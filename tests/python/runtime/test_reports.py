@@ -31,6 +31,7 @@ def row(key: str = "m", **fields: Any) -> dict[str, Any]:
     return {"key": key, "capability": "text_embedding", "state": "ready", "breaker": "closed", "last_error": "",
             "workers": 5, "busy": 2, "dead": 0, "waiting": (1, 4), "capacity": (100, 50), "queued": 6, "running": 9,
             "calls": 40, "errors": 10, "model_bytes": 12, "engine_bytes": 13, "units_in": 14, "units_out": 15,
+            "state_bytes": 20, "snapshot_bytes": 21, "snapshots": 22,
             "arrivals": 18.5, "predicted_workers": 19, "rows": 16, "queue_full_seconds": 17.5,
             **{name: {reason: 100 * at + number for number, reason in enumerate(REASONS)}
                for at, name in enumerate(("deaths", "retries", "evictions"))},
