@@ -402,7 +402,7 @@ class Registry:
         - rows: tokens of all passes: prompt, decode and draft tokens; 0 for models without a decoder.
         - worker: one dict per worker: id, state, running, served, busy_seconds, idle_seconds, engine_bytes,
           predicted_bytes, process (id of its process; 0: it is a thread), node (memory node; -1: the machine has one).
-        - latency: seconds of completed requests: count, sum, min, max, p50, p99, buckets [(upper bound, count)].
+        - latency: seconds of completed requests: count, sum, min, max, buckets [(upper bound, count)].
         - facts: architecture, compute, weights, kv_dtype, kv_token_bytes, sequence_state_bytes,
           context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes, draft_bytes (weights of
           the draft model; 0: none), experts (None: there are none), expert_bytes (in the files), expert_packed_bytes

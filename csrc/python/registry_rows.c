@@ -24,8 +24,8 @@ static PyObject *worker_row(const mp_worker_info *info) {
                          (unsigned long long)info->predicted_bytes, "process", info->process, "node", info->node);
 }
 
-/* Latencies of completed requests in seconds: count, sum, min, max, p50, p99, and [(upper bound, count)] without empty
- * buckets. */
+/* Latencies of completed requests in seconds: count, sum, min, max, and [(upper bound, count)] without empty buckets.
+ */
 static PyObject *latency_dict(const mp_histogram *histogram) {
     PyObject *buckets = PyList_New(0);
     for (int i = 0; buckets && i < MP_HISTOGRAM_BUCKETS; i++) {
@@ -40,10 +40,9 @@ static PyObject *latency_dict(const mp_histogram *histogram) {
     }
     if (!buckets)
         return NULL;
-    return Py_BuildValue("{s:K,s:d,s:d,s:d,s:d,s:d,s:N}", "count", (unsigned long long)histogram->count, "sum",
+    return Py_BuildValue("{s:K,s:d,s:d,s:d,s:N}", "count", (unsigned long long)histogram->count, "sum",
                          (double)histogram->sum_ns * 1e-9, "min", (double)histogram->min_ns * 1e-9, "max",
-                         (double)histogram->max_ns * 1e-9, "p50", (double)mp_histogram_quantile(histogram, 0.5) * 1e-9,
-                         "p99", (double)mp_histogram_quantile(histogram, 0.99) * 1e-9, "buckets", buckets);
+                         (double)histogram->max_ns * 1e-9, "buckets", buckets);
 }
 
 typedef struct row_copy {

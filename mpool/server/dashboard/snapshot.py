@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ... import __version__, _core
-from ...runtime.metrics import BOUNDS
+from ...runtime.latency import BOUNDS
 
 if TYPE_CHECKING:
     from ..state import State

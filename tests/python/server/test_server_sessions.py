@@ -68,7 +68,7 @@ def prompt_tokens(path: str, found: Any) -> int:
     return count
 
 
-# ---- what the next turn reuses ---------------------------------------------------------------------------------------
+# ---- the next turn ---------------------------------------------------------------------------------------------------
 
 CACHED: dict[str, Any] = {CHATS: lambda found: found["usage"]["prompt_tokens_details"]["cached_tokens"],
                           RESPONSES: lambda found: found["usage"]["input_tokens_details"]["cached_tokens"],
