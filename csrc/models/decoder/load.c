@@ -223,10 +223,10 @@ static uint64_t packed_bytes(const mp_tensor_entry *entry, mp_compute compute, m
     return mp_wmat_bytes(&w);
 }
 
-/* Predicts the memory of the state of the first sequence (generation/kv_arena.h). */
-static uint64_t first_state_bytes(const mp_spec *spec) {
+/* Predicts the memory of the state of a sequence. */
+static uint64_t state_memory(const mp_spec *spec) {
     mp_kv_arena arena;
-    mp_kv_arena_init(&arena, (size_t)mp_decoder_predict_state(spec), NULL);
+    mp_kv_arena_init(&arena, mp_decoder_state_bytes(spec), NULL);
     return arena.region_bytes ? arena.region_bytes : arena.slot_bytes;
 }
 
@@ -248,7 +248,7 @@ static uint64_t cache_bytes(const mp_spec *spec) {
             dim = equal;
         block = (uint64_t)(layers * heads * dim) * 2 * MP_KV_BLOCK * sizeof(int16_t);
     }
-    return logits + 2 * ((block + MP_HUGE_PAGE - 1) / MP_HUGE_PAGE) * MP_HUGE_PAGE + first_state_bytes(spec);
+    return logits + 2 * ((block + MP_HUGE_PAGE - 1) / MP_HUGE_PAGE) * MP_HUGE_PAGE + state_memory(spec);
 }
 
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
