@@ -1,4 +1,4 @@
-/* Snapshots of the states of recurrent mixers: those of least worth leave first. */
+/* States of recurrent mixers: new ones are zero; snapshots of least worth leave first. */
 #include "mp_test.h"
 #include "models/generation/states.h"
 
@@ -31,6 +31,28 @@ MP_TEST(models_states_of_least_worth_leave_first) {
     MP_CHECK(!mp_snapshot_evict(&states, &given));
     MP_CHECK_INT(given, 3 * BYTES);
     mp_state_drop(&states, state);
+    mp_states_deinit(&states);
+    MP_CHECK_INT(budget.used, 0);
+}
+
+/* A new state is zero, also in memory that held another one; a copy is that of its source. */
+MP_TEST(models_states_begin_with_zeroes) {
+    enum { BYTES = 256 };
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_error error;
+    mp_states states;
+    mp_state *state, *copy;
+    mp_states_init(&states, BYTES, BYTES, &budget, 10);
+    for (int i = 0; i < 3; i++) {
+        MP_CHECK_OK(mp_state_create(&states, NULL, &state, &error), &error);
+        for (int b = 0; b < BYTES; b++)
+            MP_CHECK_INT(state->memory[b], 0);
+        memset(state->memory, 0xFF, BYTES);
+        MP_CHECK_OK(mp_state_create(&states, state->memory, &copy, &error), &error);
+        MP_CHECK(copy->memory != state->memory && memcmp(copy->memory, state->memory, BYTES) == 0);
+        mp_state_drop(&states, state);
+        mp_state_drop(&states, copy);
+    }
     mp_states_deinit(&states);
     MP_CHECK_INT(budget.used, 0);
 }
