@@ -478,7 +478,8 @@ static void check_full_memory(tiny_model *tiny) {
     }
 }
 
-/* A completion passes token 2,048 with drafts: a snapshot is kept there all the same, and the next turn begins there. */
+/* A completion passes token 2,048 with drafts: a snapshot is kept there all the same, and the next turn begins there.
+ */
 static void check_long_completion(tiny_model *tiny) {
     enum { PROMPT = 2030 };
     static int32_t answers[ITEMS][CHOICES][ANSWER];

@@ -1,14 +1,16 @@
 """Chats with a model whose layers have states, for tests that compare a run with prefix caching and snapshots with one
-without: ``python statechats.py FOLDER`` reads the chats of :class:`Turn` as JSON lines, each in an engine of its own,
-and prints their results. The tests set the variables of :data:`NO_CACHE` for it."""
+without. ``python statechats.py FOLDER COMMAND`` reads :class:`Turn` s as JSON lines; :func:`child` runs it."""
 
+import collections
+import concurrent.futures
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def result(completion: Any) -> list[Any]:
         for choice in completion.choices] + [completion.usage.prompt_tokens]))
 
 
-def chat(seed: int, turns: int, edits: Sequence[int]) -> Iterator[Turn]:
+def chat(seed: int, turns: int, edits: Sequence[int]) -> Generator[Turn, str, None]:
     """Yield the turns of a chat with tools; send each one's reply. Before the turns `edits`, a message in the middle
     changes, or a pair of messages leaves."""
     choose = random.Random(seed)
@@ -76,43 +78,120 @@ def chat(seed: int, turns: int, edits: Sequence[int]) -> Iterator[Turn]:
         reply = yield Turn([*messages], {
             "tools": TOOLS, "max_tokens": 4 + turn % 5 * 4, "seed": turn, "temperature": turn % 3 * 0.5,
             "n": 2 if turn % 7 == 5 else 1, "logprobs": True, "top_logprobs": 3, "timeout": 60.0,
-            "logit_bias": {5: 1.5} if turn % 5 == 2 else None})
+            "logit_bias": {"5": 1.5} if turn % 5 == 2 else None})
         messages.append({"role": "assistant", "content": reply})
 
 
-def play(pool: mpool.Pool, model: str, seed: int, turns: int, edits: Sequence[int],
-         **options: Any) -> Iterator[tuple[Turn, Any]]:
-    """Play a chat; yield each turn and its completion."""
-    script = chat(seed, turns, edits)
+def play(script: Generator[Turn, str, None], send: Callable[[Turn], tuple[Any, str]]) -> Iterator[tuple[Turn, Any]]:
+    """Play a chat; yield turns and responses. `send` returns its response to a turn, and the assistant's reply."""
     turn = next(script)
     while True:
-        completion = turn.run(pool, model, **options)
-        yield turn, completion
+        response, reply = send(turn)
+        yield turn, response
         try:
-            turn = script.send(completion.text)
+            turn = script.send(reply)
         except StopIteration:
             return
 
 
-def without_cache(folder: Path, turns: Sequence[Turn]) -> list[Any]:
-    """Run turns in another process without prefix cache and snapshots, each in a new engine."""
-    lines = "".join(json.dumps([turn.messages, turn.options]) + "\n" for turn in turns)
-    run = subprocess.run([sys.executable, __file__, str(folder)], input=lines, capture_output=True, text=True,
-                         timeout=600, env={**os.environ, **NO_CACHE})
+def sender(pool: mpool.Pool, model: str) -> Callable[[Turn], tuple[Any, str]]:
+    """Return `send` of :func:`play` for a pool."""
+    def send(turn: Turn) -> tuple[Any, str]:
+        completion = turn.run(pool, model)
+        return completion, completion.text
+    return send
+
+
+def child(folder: Path, command: str, turns: Sequence[Any], **environment: str) -> list[Any]:
+    """Run a command of this file with one JSON line for each turn. Returns its lines of output."""
+    lines = "".join(json.dumps(asdict(turn)) + "\n" for turn in turns)
+    run = subprocess.run([sys.executable, __file__, str(folder), command], input=lines, capture_output=True, text=True,
+                         timeout=900, env={**os.environ, **environment})
     assert run.returncode == 0, run.stderr[-4000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def main(folder: str) -> None:
-    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
-        for line in sys.stdin:
-            messages, options = json.loads(line)
-            options["logit_bias"] = {int(key): value for key, value in (options["logit_bias"] or {}).items()} or None
-            completion = Turn(messages, options).run(pool, folder)
+def without_cache(folder: Path, turns: Sequence[Turn]) -> list[Any]:
+    """Run turns in another process without prefix cache and snapshots, each in a new engine."""
+    return child(folder, "alone", turns, **NO_CACHE)
+
+
+def opened(folder: str, **options: Any) -> mpool.Pool:
+    """Return a pool with the model "m" and the adapters beside it, if there are some."""
+    pool = mpool.Pool(mpool.PoolConfig(offline=True, **options))
+    adapters = {path.name: path for path in sorted(Path(f"{folder}-adapters").glob("*"))}
+    pool.register("m", folder, adapters=adapters or None)
+    return pool
+
+
+def alone(folder: str, turns: Sequence[Turn]) -> None:
+    """Print the result of each turn in an engine of its own."""
+    with opened(folder) as pool:
+        for turn in turns:
+            completion = turn.run(pool, "m")
             assert completion.usage.cached_tokens == 0, completion.usage
             print(json.dumps(result(completion)), flush=True)
-            pool.unload(folder)
+            pool.unload("m")
+
+
+# ---- many threads that send, stop and cancel ----
+
+#: Errors that a request under pressure may end with.
+ALLOWED = (mpool.Timeout, mpool.Cancelled, mpool.MemoryExhausted, mpool.Overloaded)
+THREADS = 8
+
+
+def attempt(pool: mpool.Pool, turn: Turn, choose: random.Random) -> tuple[str, Any]:
+    """Send a turn in a random way. Returns how it ended, and the result of a completed one."""
+    way = choose.choice(("wait", "wait", "wait", "stream", "stop", "cancel", "deadline"))
+    try:
+        if way == "wait":
+            return "completed", result(turn.run(pool, "m"))
+        if way == "deadline":
+            late = replace(turn, options={**turn.options, "timeout": choose.choice((0.001, 0.01, 0.05))})
+            return "completed", result(late.run(pool, "m"))
+        if way == "cancel":
+            job = pool.submit("text_to_text", messages=turn.messages, model="m", **turn.options)
+            time.sleep(choose.choice((0, 0.002, 0.01)))
+            job.cancel()
+            return "completed", result(job.result())
+        stream = turn.run(pool, "m", stream=True)
+        for number, _ in enumerate(stream):
+            if way == "stop" and number == 2:
+                stream.close()
+                break
+        completion = stream.result()
+        stopped = any(choice.finish_reason == "cancelled" for choice in completion.choices)
+        return ("stopped", None) if stopped else ("completed", result(completion))
+    except ALLOWED as error:
+        return type(error).__name__, None
+
+
+def storm(folder: str, turns: Sequence[Turn]) -> None:
+    """Send the turns at random from many threads in little memory, with drafts whenever there are some. Prints counts
+    of how requests ended, and of the results that are not those of the turn."""
+    with opened(folder) as pool:
+        expected = [result(turn.run(pool, "m")) for turn in turns]  # the caller compares them with those without cache
+        row = next(row for row in pool.registry.entries() if row["key"] == "m")
+        needs = row["model_bytes"] + sum(worker["predicted_bytes"] for worker in row["worker"])
+    counts: collections.Counter[str] = collections.Counter()
+    with opened(folder, memory_bytes=needs + (3 << 20), request_timeout=60.0) as pool:
+        def send(seed: int) -> None:
+            choose = random.Random(seed)
+            for _ in range(int(os.environ["MPOOL_STORM"])):
+                number = choose.randrange(len(turns))
+                ended, got = attempt(pool, turns[number], choose)
+                counts[ended] += 1
+                counts["wrong"] += got is not None and got != expected[number]
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(send, range(THREADS)))
+        row = next(row for row in pool.registry.entries() if row["key"] == "m")
+        counts["still"] = row["running"] + row["queued"]
+        counts["preemptions"] = pool.registry.stats()["preemptions"]
+    print(json.dumps(counts))
+    for one in expected:
+        print(json.dumps(one))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    {"alone": alone, "storm": storm}[sys.argv[2]](sys.argv[1], [Turn(**json.loads(line)) for line in sys.stdin])
