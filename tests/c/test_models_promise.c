@@ -12,6 +12,7 @@ static const struct {
     int64_t mixers[TINY_LAYERS];
 } models[] = {
     {"lfm2", {1, 0, 1}}, /* short convolutions */
+    {"lfm2", {2, 0, 2}}, /* gated delta nets */
 };
 
 enum {
