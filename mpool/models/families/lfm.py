@@ -7,7 +7,7 @@ from typing import Any, cast
 from ..fields import Fields
 from ..spec import Value
 from .llama import decoder, decoder_row, finish, read_common
-from .reading import MAX_LAYERS, require_values
+from .reading import MAX_LAYERS, mixed_layers, require_values
 from .rows import Architecture, Config, Tensor, layer
 
 _ATTENTION, _CONV = "layers.{}.self_attn", "layers.{}.conv"
@@ -49,16 +49,8 @@ def _width(config: Fields) -> int:
 def _attends(config: Fields) -> list[bool]:
     """Return for each layer whether it has attention."""
     layers = config.int("num_hidden_layers", low=1, high=MAX_LAYERS)
-    types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
-    if types is None:
-        full = config.list("full_attn_idxs", list(range(layers)), of=int, limit=MAX_LAYERS)
-        return [i in full for i in range(layers)]
-    if len(types) != layers:
-        config.fail("layer_types", f"{len(types)} values", f"{layers} values, one per layer")
-    for kind in types:
-        if kind not in ("full_attention", "conv"):
-            config.fail("layer_types", kind, "full_attention or conv")
-    return [kind == "full_attention" for kind in types]
+    full = config.list("full_attn_idxs", list(range(layers)), of=int, limit=MAX_LAYERS)
+    return mixed_layers(config, "conv", [i in full for i in range(layers)])
 
 
 def _compose(kv: dict[str, Value], a: str, attends: list[bool], taps: int) -> None:

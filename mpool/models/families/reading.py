@@ -163,6 +163,25 @@ def require_values(config: Fields, allowed: Mapping[str, tuple[object, ...]]) ->
             unsupported(config, key, " or ".join(describe(value) for value in values))
 
 
+def mixed_layers(config: Fields, other: str, default: list[bool]) -> list[bool]:
+    """Return for each layer whether it has attention, from ``layer_types``.
+
+    Args:
+        config: ``config.json``.
+        other: type of the layers without attention.
+        default: the result if the key is missing, with one value per layer.
+    """
+    types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
+    if types is None:
+        return default
+    if len(types) != len(default):
+        config.fail("layer_types", f"{len(types)} values", f"{len(default)} values, one per layer")
+    for kind in types:
+        if kind not in ("full_attention", other):
+            config.fail("layer_types", kind, f"full_attention or {other}")
+    return [kind == "full_attention" for kind in types]
+
+
 def plain_rope(config: Fields, default: float) -> float:
     """Return the base of RoPE, from ``rope_parameters`` or, in older files, from ``rope_theta``.
 

@@ -12,6 +12,11 @@ transformers = pytest.importorskip("transformers")
 #: DeepSeek's heads and latents, with odd sizes where possible.
 LATENT: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
                           "v_head_dim": 32, "moe_intermediate_size": 48}
+#: Gated delta nets: two value heads per key head, and sizes that no vector divides. A fifth of a head is rotated.
+DELTA: dict[str, Any] = {"head_dim": 40, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
+                         "linear_key_head_dim": 22, "linear_value_head_dim": 26,
+                         "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0,
+                                             "partial_rotary_factor": 0.2}}
 #: Classes by name, of families that transformers does not have, in plain torch. A configuration takes keywords and has
 #: ``to_dict()`` and ``rope_parameters``. A model has ``config``, ``lm_head``, ``tie_weights()`` and
 #: ``save_pretrained(folder)``; its tensors have the names of the published files; its result has ``logits``.
@@ -60,6 +65,17 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3moe_step": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                       {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
                        "norm_topk_prob": True, "decoder_sparse_step": 2}),
+    "qwen3next": ("Qwen3NextConfig", "Qwen3NextForCausalLM",
+                  {**DELTA, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+                   "shared_expert_intermediate_size": 80}),
+    "qwen35": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
+    "qwen35_biased": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM",
+                      {**DELTA, "attention_bias": True, "linear_conv_kernel_dim": 3, "linear_num_key_heads": 6,
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0,
+                                           "partial_rotary_factor": 1.0}}),
+    "qwen35moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM",
+                  {**DELTA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
+                   "shared_expert_intermediate_size": 48}),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM",
                 {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 60,
                  "swiglu_limit": 7.0,
@@ -166,6 +182,10 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
                "granite_hybrid": ["attention"] * 3,
                "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
+               "qwen3next": ["full_attention", "linear_attention", "linear_attention"],
+               "qwen35": ["full_attention", "linear_attention", "linear_attention"],
+               "qwen35_biased": ["full_attention", "linear_attention", "full_attention"],
+               "qwen35moe": ["full_attention", "full_attention", "linear_attention"],
                "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"]}
 
 #: Decoders that GGUF files cannot represent, or usually do not: windows, their layers, or scales are missing there.
