@@ -1,8 +1,8 @@
 """Qwen3-Next, Qwen3.5, 3.6 and 3.8: gated delta nets in most layers (arXiv:2412.06464), gated attention in the others.
 
 Queries have a gate after each head. Norms multiply by 1 + weight, except those of the delta nets. Some models have
-experts with a shared expert in each layer. Vision models load their language model: its positions are those of texts, so
-the three positions of M-RoPE are equal.
+experts with a shared expert in each layer. Vision models load their language model: its positions are those of texts,
+so the three positions of M-RoPE are equal.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ _SEPARATE = (*layer(f"{_DELTA}.in_proj_qkv", "attn_qkv", "CD", when="in delta"),
              *layer(f"{_DELTA}.in_proj_z", "attn_gate", "WD", when="in delta"),
              *layer(f"{_DELTA}.in_proj_b", "ssm_beta", "hD", when="in delta"),
              *layer(f"{_DELTA}.in_proj_a", "ssm_alpha", "hD", when="in delta"))
-#: Qwen3-Next has the rows of a key head's queries, keys, values and gates together. llama.cpp's converter sorts those of
-#: the first projection; files of early versions have them as they are in folders.
+#: Qwen3-Next has the rows of a key head's queries, keys, values and gates together. llama.cpp's converter sorts those
+#: of the first projection; files of early versions have them as they are in folders.
 _GROUPED = (*layer(f"{_DELTA}.in_proj_qkvz", "ssm_in", "ZD", when="if delta in delta"),
             *layer("", "attn_qkv", "CD", when="gguf in delta"), *layer("", "attn_gate", "WD", when="gguf in delta"),
             *layer(f"{_DELTA}.in_proj_ba", "ssm_ba", "BD", when="in delta"))
