@@ -132,6 +132,7 @@ ROWS = (
     _decoder("qwen2", "Qwen2, Qwen2.5 and its Coder", more=(f"{_KL}[qwen05]",)),
     _decoder("qwen3", "Qwen3"),
     _decoder("qwen3moe", "Qwen3 MoE, Qwen3-Coder"),
+    _decoder("qwen2moe", "Qwen2 MoE, Qwen1.5 MoE", gguf="transformers"),
     _decoder("gpt_oss", "GPT-OSS"),
     _decoder("deepseek2", "DeepSeek-V2, V3 and R1, Kimi K2"),
     _decoder("smollm3", "SmolLM3"),

@@ -38,11 +38,8 @@ def _tensors(*inputs: Tensor, experts: bool, joined: bool = False) -> tuple[Tens
         joined: True if the gate and up projections of all experts of a layer are one tensor.
     """
     own = ("self_attn", "post_attention_layernorm", *(("experts.{x}.",) if joined else ()))
-    usual = (tensor for tensor in decoder(experts=experts) if not any(name in tensor.hf for name in own)
+    usual = (tensor for tensor in decoder(experts=experts, shared="shared_expert") if not any(name in tensor.hf for name in own)
              and not (joined and "_exps." in tensor.gguf))
-    shared = (*(row for name, shape in (("gate", "SD"), ("up", "SD"), ("down", "DS"))
-                for row in layer(f"{_MLP}.shared_expert.{name}_proj", f"ffn_{name}_shexp", shape)),
-              *layer(f"{_MLP}.shared_expert_gate", "ffn_gate_inp_shexp", "1D"))
     return (
         *usual,
         *layer("layers.{}.post_attention_layernorm", "ffn_norm", "D", stored="post_attention_norm"),
@@ -64,7 +61,7 @@ def _tensors(*inputs: Tensor, experts: bool, joined: bool = False) -> tuple[Tens
         Tensor(f"{_DELTA}.dt_bias", "blk.{}.ssm_dt.bias", "h", "in delta"),
         *layer(f"{_DELTA}.norm", "ssm_norm", "v", when="in delta"),
         *layer(f"{_DELTA}.out_proj", "ssm_out", "DW", when="in delta"),
-        *(shared if experts else ()),
+        *(layer(f"{_MLP}.shared_expert_gate", "ffn_gate_inp_shexp", "1D") if experts else ()),
         *((Tensor(f"{_MLP}.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight", "XGD"),
            Tensor(f"{_MLP}.experts.down_proj", "blk.{}.ffn_down_exps.weight", "XDN")) if joined else ()),
     )
@@ -171,10 +168,9 @@ def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, 
     delta, layers = sum(1 << i for i, mixer in enumerate(kv["mpool.layer_mixers"]) if mixer), (1 << size["layers"]) - 1
     heads, inner = kv[f"{a}.ssm.time_step_rank"], kv[f"{a}.ssm.inner_size"]
     channels = 2 * kv[f"{a}.ssm.group_count"] * kv[f"{a}.ssm.state_size"] + inner
-    return {"1": 1, "L": kv[f"{a}.ssm.conv_kernel"], "q": 2 * size["Q"], "C": channels, "W": inner, "h": heads,
+    return {"L": kv[f"{a}.ssm.conv_kernel"], "q": 2 * size["Q"], "C": channels, "W": inner, "h": heads,
             "v": inner // heads, "Z": channels + inner, "B": 2 * heads, "G": 2 * size["N"], "delta": delta,
-            "attention": ~delta & layers, "sparse": layers if size["X"] else 0,
-            "S": kv.get(f"{a}.expert_shared_feed_forward_length", 0)}
+            "attention": ~delta & layers}
 
 
 def _row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...], **other: Any) -> Architecture:

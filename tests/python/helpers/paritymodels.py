@@ -65,6 +65,12 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3moe_step": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                       {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
                        "norm_topk_prob": True, "decoder_sparse_step": 2}),
+    "qwen2moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM",
+                 {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                  "shared_expert_intermediate_size": 80, "norm_topk_prob": False}),
+    "qwen2moe_dense": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM",
+                       {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80, "norm_topk_prob": True,
+                        "shared_expert_intermediate_size": 48, "mlp_only_layers": [1], "hidden_act": "gelu"}),
     "qwen3next": ("Qwen3NextConfig", "Qwen3NextForCausalLM",
                   {**DELTA, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
                    "shared_expert_intermediate_size": 80}),
@@ -192,7 +198,7 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
 FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
-                "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
+                "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
                 "lfm2_biased")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2")

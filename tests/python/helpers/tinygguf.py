@@ -99,10 +99,14 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
     if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
-    if getattr(config, "num_local_experts", 0) or arch == "deepseek2":
-        writer.add_expert_count(getattr(config, "n_routed_experts", None) or config.num_local_experts)
+    experts = next(filter(None, (getattr(config, key, None) for key in ("n_routed_experts", "num_local_experts",
+                                                                        "num_experts"))), None)
+    if experts:
+        writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if arch == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if arch == "granite":
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -198,8 +202,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         The path.
     """
     config = model.config
-    arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
-            "deepseek_v3": "deepseek2"}.get(config.model_type, config.model_type)
+    arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
+            "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}

@@ -51,6 +51,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                     "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}),
     "Qwen3-Coder-30B-A3B": ("qwen3moe", {"qkv_bias": False, "use_qk_norm": True,
                                          "shared_expert_intermediate_size": 0}),
+    "Qwen1.5-MoE-A2.7B": ("qwen2moe", {"sliding_window": 32768, "max_window_layers": 21, "qkv_bias": ...,
+                                       "layer_types": ...}),
     "gemma-2": ("gemma2", {"hidden_activation": ..., "hidden_act": "gelu_pytorch_tanh",
                            "cache_implementation": "hybrid"}),
     "Qwen2.5-7B-Instruct-1M": ("qwen2", {  # chunked attention applies only beyond the trained context length
