@@ -13,6 +13,7 @@ from ...records import logger
 from ..fields import Fields
 from ..spec import Value
 from .llama import ATTENTION_BIAS, IGNORED, decoder, decoder_row, finish, read_common
+from .qwen_moe import read_experts
 from .reading import MAX_LAYERS, MAX_WIDTH, mixed_layers, require_values
 from .rows import Architecture, Config, Tensor, layer
 
@@ -25,8 +26,7 @@ _VISION = ("qwen3_5", "qwen3_5_moe")
 _SIZES = {"linear_conv_kernel_dim": ("ssm.conv_kernel", 4), "linear_key_head_dim": ("ssm.state_size", 128),
           "linear_num_key_heads": ("ssm.group_count", 16), "linear_num_value_heads": ("ssm.time_step_rank", 32)}
 #: Keys of published files that transformers does not read -> values of its network.
-_FIXED: dict[str, tuple[object, ...]] = {"attn_output_gate": (None, True), "decoder_sparse_step": (None, 1),
-                                         "mlp_only_layers": (None, []), "mamba_ssm_dtype": (None, "float32")}
+_FIXED: dict[str, tuple[object, ...]] = {"attn_output_gate": (None, True), "mamba_ssm_dtype": (None, "float32")}
 
 
 def _tensors(*inputs: Tensor, experts: bool, joined: bool = False) -> tuple[Tensor, ...]:
@@ -61,7 +61,7 @@ def _tensors(*inputs: Tensor, experts: bool, joined: bool = False) -> tuple[Tens
         Tensor(f"{_DELTA}.dt_bias", "blk.{}.ssm_dt.bias", "h", "in delta"),
         *layer(f"{_DELTA}.norm", "ssm_norm", "v", when="in delta"),
         *layer(f"{_DELTA}.out_proj", "ssm_out", "DW", when="in delta"),
-        *(layer(f"{_MLP}.shared_expert_gate", "ffn_gate_inp_shexp", "1D") if experts else ()),
+        *(layer(f"{_MLP}.shared_expert_gate", "ffn_gate_inp_shexp", "D", when="if S in sparse") if experts else ()),
         *((Tensor(f"{_MLP}.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight", "XGD"),
            Tensor(f"{_MLP}.experts.down_proj", "blk.{}.ffn_down_exps.weight", "XDN")) if joined else ()),
     )
@@ -126,20 +126,10 @@ def _read(config: Fields, row: Architecture) -> Config:
     _compose(kv, a, attends, config, "linear_num_value_heads")
     kv["mpool.norm_offset"] = 1.0
     if a != "qwen35":
-        usual = row.defaults
-        experts = config.int("num_experts", usual["num_experts"], low=1, high=4096)
-        kv[f"{a}.expert_count"] = experts
-        kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", usual["num_experts_per_tok"], low=1,
-                                                  high=experts)
-        kv[f"{a}.expert_feed_forward_length"] = config.int("moe_intermediate_size", 512, low=1, high=MAX_WIDTH)
-        kv[f"{a}.expert_shared_feed_forward_length"] = config.int("shared_expert_intermediate_size", 512, low=1,
-                                                                  high=MAX_WIDTH)
-        kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", True)
+        used |= read_experts(config, row, kv, normalise=True)
     require_values(config, _FIXED)
     return finish(plain, row, kv, used | set(_SIZES) | set(_FIXED) | {
-        "linear_value_head_dim", "full_attention_interval", "num_experts", "num_experts_per_tok",
-        "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob", "output_router_logits",
-        "router_aux_loss_coef", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
+        "linear_value_head_dim", "full_attention_interval", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -168,7 +158,7 @@ def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, 
     delta, layers = sum(1 << i for i, mixer in enumerate(kv["mpool.layer_mixers"]) if mixer), (1 << size["layers"]) - 1
     heads, inner = kv[f"{a}.ssm.time_step_rank"], kv[f"{a}.ssm.inner_size"]
     channels = 2 * kv[f"{a}.ssm.group_count"] * kv[f"{a}.ssm.state_size"] + inner
-    return {"L": kv[f"{a}.ssm.conv_kernel"], "q": 2 * size["Q"], "C": channels, "W": inner, "h": heads,
+    return {"1": 1, "L": kv[f"{a}.ssm.conv_kernel"], "q": 2 * size["Q"], "C": channels, "W": inner, "h": heads,
             "v": inner // heads, "Z": channels + inner, "B": 2 * heads, "G": 2 * size["N"], "delta": delta,
             "attention": ~delta & layers}
 
@@ -181,7 +171,8 @@ def _row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...], **oth
         ignored=(*IGNORED, r"(model\.)?mtp\..*", r"(model\.)?visual\..*"), **other)
 
 
-_USUAL = {"head_dim": 256, "num_experts_per_tok": 8, "num_experts": 256}
+_USUAL = {"head_dim": 256, "num_experts_per_tok": 8, "num_experts": 256, "moe_intermediate_size": 512,
+          "shared_expert_intermediate_size": 512}
 _MOE = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), ("qwen3_5_moe_text", "qwen3_5_moe")
 
 ROWS = (

@@ -76,7 +76,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                    "shared_expert_intermediate_size": 80}),
     "qwen35": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
     "qwen35_biased": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM",
-                      {**DELTA, "attention_bias": True, "linear_conv_kernel_dim": 3, "linear_num_key_heads": 6,
+                      {**DELTA, "attention_bias": True, "linear_conv_kernel_dim": 3, "linear_num_key_heads": 2,
                        "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0,
                                            "partial_rotary_factor": 1.0}}),
     "qwen35moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM",
@@ -190,7 +190,7 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
                "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
                "qwen3next": ["full_attention", "linear_attention", "linear_attention"],
                "qwen35": ["full_attention", "linear_attention", "linear_attention"],
-               "qwen35_biased": ["full_attention", "linear_attention", "full_attention"],
+               "qwen35_biased": ["full_attention", "full_attention", "linear_attention"],
                "qwen35moe": ["full_attention", "full_attention", "linear_attention"],
                "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"]}
 
@@ -210,13 +210,20 @@ LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5}
 _RANGE = 0.02
 
 
+#: Beginnings of the ``model_type`` of models whose norms multiply by 1 + weight. With weights near 1, queries and keys
+#: would double, and attention would amplify rounding errors.
+CENTRED = ("qwen3_next", "qwen3_5")
+
+
 def randomise(model: Any, seed: int) -> None:
     """Randomise all weights, including norms and biases: ones and zeros would hide a missing term."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:
-            parameter.data = (1 + 0.3 * noise) if "norm" in name.lower() and name.endswith("weight") else 0.3 * noise
+            near_one = "norm" in name.lower() and name.endswith("weight") \
+                and not (model.config.model_type.startswith(CENTRED) and "linear_attn" not in name)
+            parameter.data = (1 + 0.3 * noise) if near_one else 0.3 * noise
         else:
             parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[-1] ** 0.5)
         if name.endswith("experts.gate_up_proj") and model.config.model_type == "gpt_oss":
