@@ -143,6 +143,7 @@ ROWS = (
     _decoder("olmo2", "OLMo 2", gguf="transformers"),
     _decoder("cohere2", "Command R7B, Command A", gguf="transformers"),
     _decoder("lfm2", "LFM2, LFM2.5", gguf="transformers"),
+    _decoder("lfm2moe", "LFM2-MoE: LFM2-8B-A1B", gguf="transformers"),
     _image("dinov2", "DINOv2", "transformers, ONNX Runtime",
            ("parity/test_parity_dino.py::test_real_dino_against_onnx_runtime",)),
     _image("dinov2_with_registers", "DINOv2 with registers"),

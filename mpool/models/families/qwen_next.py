@@ -38,8 +38,8 @@ def _tensors(*inputs: Tensor, experts: bool, joined: bool = False) -> tuple[Tens
         joined: True if the gate and up projections of all experts of a layer are one tensor.
     """
     own = ("self_attn", "post_attention_layernorm", *(("experts.{x}.",) if joined else ()))
-    usual = (tensor for tensor in decoder(experts=experts, shared="shared_expert") if not any(name in tensor.hf for name in own)
-             and not (joined and "_exps." in tensor.gguf))
+    usual = (tensor for tensor in decoder(experts=experts, shared="shared_expert")
+             if not any(name in tensor.hf for name in own) and not (joined and "_exps." in tensor.gguf))
     return (
         *usual,
         *layer("layers.{}.post_attention_layernorm", "ffn_norm", "D", stored="post_attention_norm"),
