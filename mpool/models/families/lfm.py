@@ -66,8 +66,11 @@ def _width(config: Fields) -> int:
 def _attends(config: Fields) -> list[bool]:
     """Return for each layer whether it has attention."""
     layers = config.int("num_hidden_layers", low=1, high=MAX_LAYERS)
-    full = config.list("full_attn_idxs", list(range(layers)), of=int, limit=MAX_LAYERS)
-    return mixed_layers(config, "conv", [i in full for i in range(layers)])
+    found = mixed_layers(config, "conv", layers)
+    if found is None:
+        full = config.list("full_attn_idxs", list(range(layers)), of=int, limit=MAX_LAYERS)
+        found = [i in full for i in range(layers)]
+    return found
 
 
 def _compose(kv: dict[str, Value], a: str, attends: list[bool], taps: int) -> None:

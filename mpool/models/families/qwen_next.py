@@ -87,11 +87,12 @@ def _text_config(config: Fields) -> Fields:
     return Fields(given, file=config.file, at=config.name("text_config"))
 
 
-def _plain(config: Fields) -> Fields:
+def _plain(config: Fields, row: Architecture) -> Fields:
     """Return the configuration with the defaults of the family, without the keys of M-RoPE, whose sections share one
     position in texts."""
-    values = {"partial_rotary_factor": 0.25, "intermediate_size": config.get("moe_intermediate_size", 512),
-              **config.values}
+    values = {"partial_rotary_factor": 0.25, **config.values}
+    if row.name == "qwen35moe":  # all layers have experts
+        values["intermediate_size"] = config.int("moe_intermediate_size", 512, low=1, high=MAX_WIDTH)
     for key in ("rope_parameters", "rope_scaling"):
         rope = config.section(key, None)
         if rope is not None:
@@ -114,10 +115,12 @@ def _compose(kv: dict[str, Value], a: str, attends: list[bool], fields: Fields, 
 def _read(config: Fields, row: Architecture) -> Config:
     if config.get("model_type") in _VISION:
         config = _text_config(config)
-    a, plain = row.name, _plain(config)
-    every = config.int("full_attention_interval", 4, low=1)
+    a, plain = row.name, _plain(config, row)
     layers = config.int("num_hidden_layers", low=1, high=MAX_LAYERS)
-    attends = mixed_layers(config, "linear_attention", [(i + 1) % every == 0 for i in range(layers)])
+    attends = mixed_layers(config, "linear_attention", layers)
+    if attends is None:
+        every = config.int("full_attention_interval", 4, low=1)
+        attends = [(i + 1) % every == 0 for i in range(layers)]
     kv, used = read_common(plain, row)
     for key, (name, usual) in _SIZES.items():
         kv[f"{a}.{name}"] = config.int(key, usual, low=1, high=MAX_WIDTH)

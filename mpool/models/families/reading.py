@@ -163,19 +163,19 @@ def require_values(config: Fields, allowed: Mapping[str, tuple[object, ...]]) ->
             unsupported(config, key, " or ".join(describe(value) for value in values))
 
 
-def mixed_layers(config: Fields, other: str, default: list[bool]) -> list[bool]:
-    """Return for each layer whether it has attention, from ``layer_types``.
+def mixed_layers(config: Fields, other: str, layers: int) -> list[bool] | None:
+    """Return for each layer whether it has attention, from ``layer_types``; None if the key is missing.
 
     Args:
         config: ``config.json``.
         other: type of the layers without attention.
-        default: the result if the key is missing, with one value per layer.
+        layers: number of layers.
     """
     types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
     if types is None:
-        return default
-    if len(types) != len(default):
-        config.fail("layer_types", f"{len(types)} values", f"{len(default)} values, one per layer")
+        return None
+    if len(types) != layers:
+        config.fail("layer_types", f"{len(types)} values", f"{layers} values, one per layer")
     for kind in types:
         if kind not in ("full_attention", other):
             config.fail("layer_types", kind, f"full_attention or {other}")
