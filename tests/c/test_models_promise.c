@@ -5,6 +5,7 @@
  * a row of `models`. */
 #include "adapter_fixture.h"
 #include "base/sanitize.h"
+#include "late_threads.h"
 #include "speculation_fixture.h"
 
 static const struct {
@@ -380,8 +381,11 @@ MP_TEST_SECONDS(models_promise_of_every_schedule, 300) {
             if (threads == 1)
                 run_alone(&tiny, expected, answers);
             schedule s = {.tiny = &tiny, .answers = answers};
-            for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(2); seed++)
+            for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(2); seed++) {
+                late_thread_of(seed == 1 ? threads : 1);
                 run_schedule(&s, 10 * seed + (uint64_t)threads, expected);
+            }
+            late_thread(-1);
             tiny_trim(&tiny);
             MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
             tiny_unload(&tiny);
