@@ -466,6 +466,22 @@ static void check_evictions(tiny_model *tiny) {
     }
 }
 
+/* A block takes its snapshot along: the next prompt gets the ids of evicted blocks. */
+static void check_evicted_blocks(tiny_model *tiny) {
+    static const int lengths[] = {460, 440, 200}, left[] = {448, 384, 128};
+    mp_prefix_cache *cache = &engine_of(tiny)->cache;
+    int cached;
+    for (int i = 0; i < 3; i++) {
+        cache->percent = 1; /* of the limit: one idle block */
+        tiny->budget.limit = 2 * tiny->budget.used;
+        run_prompt(tiny, 460, 460, 0, &cached);
+        tiny->budget.limit = UINT64_MAX;
+        cache->percent = 25;
+        run_prompt(tiny, 0, 460, 0, &cached);
+        check_reuse(tiny, 0, lengths[i], 0, left[i]);
+    }
+}
+
 /* The memory of a new state is that of evicted snapshots: maybe of the one that the request was to reuse. */
 static void check_full_memory(tiny_model *tiny) {
     mp_states *states = &engine_of(tiny)->cache.states;
@@ -521,6 +537,7 @@ MP_TEST_SECONDS(models_promise_of_each_snapshot, 120) {
         load(&tiny, (int)m, 1);
         check_each_snapshot(&tiny);
         check_evictions(&tiny);
+        check_evicted_blocks(&tiny);
         check_full_memory(&tiny);
         check_long_completion(&tiny);
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
