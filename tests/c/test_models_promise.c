@@ -452,8 +452,8 @@ static void check_each_snapshot(tiny_model *tiny) {
     }
 }
 
-/* Without the snapshot of the longest prefix, the one before it serves. Of equal use, the one that saves fewest tokens
- * leaves first. */
+/* Without the snapshot of the longest prefix, the one before it serves. The one that saves fewest tokens leaves first.
+ */
 static void check_evictions(tiny_model *tiny) {
     static const int left[] = {384, 384, 0};
     uint64_t bytes = 0;
