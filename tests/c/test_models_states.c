@@ -91,9 +91,10 @@ MP_TEST(models_states_of_least_worth_leave_first) {
     MP_CHECK_INT(mp_snapshot_forget(&states, 1), BYTES);
     MP_CHECK(!mp_snapshot_evict(&states, &given));
     MP_CHECK_INT(given, 3 * BYTES);
-    mp_state_drop(&states, state);
     use = mp_prefix_state_use(&counters);
-    MP_CHECK(use.state_bytes == 0 && use.snapshot_bytes == 0 && use.snapshots == 0);
+    MP_CHECK(use.snapshot_bytes == 0 && use.snapshots == 0);
+    mp_state_drop(&states, state);
+    MP_CHECK_INT(mp_prefix_state_use(&counters).state_bytes, 0);
     mp_states_deinit(&states);
     MP_CHECK_INT(budget.used, 0);
 }
