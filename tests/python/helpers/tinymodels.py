@@ -128,12 +128,12 @@ def _decoder(folder: Path, family: str, generation: dict[str, object] | None, co
     vocab = _decoder_tokenizer(folder)
     torch.manual_seed(11)
     make = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-            "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-            "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM)}[family]
-    more = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False} if family == "lfm2" else {}
+            "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+            "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM)}[family]
+    extra = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False} if family == "lfm2" else {}
     config = make[0](vocab_size=vocab, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
                      num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.4, bos_token_id=0,
-                     eos_token_id=2, pad_token_id=0, tie_word_embeddings=False, **more)
+                     eos_token_id=2, pad_token_id=0, tie_word_embeddings=False, **extra)
     make[1](config).eval().save_pretrained(folder)
     _write(folder / "generation_config.json", {"eos_token_id": 2, **(generation or {})})
     return folder
@@ -149,9 +149,9 @@ def qwen2(folder: Path, generation: dict[str, object] | None = None, context: in
     return _decoder(folder, "qwen2", generation, context)
 
 
-def lfm2(folder: Path, context: int = 16384) -> Path:
-    """Save the same model with a short convolution in its first layer, which keeps a state."""
-    return _decoder(folder, "lfm2", None, context)
+def lfm2(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:
+    """Save the same model as an LFM2, whose first layer has a state."""
+    return _decoder(folder, "lfm2", generation, context)
 
 
 _made: dict[str, Path] = {}
