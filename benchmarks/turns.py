@@ -33,7 +33,7 @@ def measure(path: str, length: int, new: int, threads: int, seed: int) -> dict[s
         run(prompt[:64], max_tokens=1)  # the first use of a model takes longer
         first = run(prompt, max_tokens=ANSWER)
         more = [chance.randrange(*TOKENS) for _ in range(new)]
-        second = run([*prompt, *first.tokens, *more], max_tokens=1)
+        second = run([*prompt, *first.token_ids, *more], max_tokens=1)
     return {"first prompt s": first.timings.prompt, "second prompt s": second.timings.prompt,
             "cached tokens": second.usage.cached_tokens}
 
