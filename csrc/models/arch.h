@@ -107,6 +107,8 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_matrices mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute);
+/* Predicts the bytes of the state of a sequence (generation/states.h); 0 if the model has none. */
+uint64_t mp_decoder_state_bytes(const mp_spec *spec);
 mp_matrices mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute);
 mp_matrices mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute);
 mp_matrices mp_vision_predict_weights(const mp_spec *spec, mp_compute compute);
