@@ -250,7 +250,7 @@ static inline void tiny_gated_delta(tiny_file *file, const mp_dtype *types, int 
         const char *name;
         int rows, columns;
         float size, centre;
-    } tensors[] = {{joined ? "ssm_in.weight" : "attn_qkv.weight", CHANNELS + (joined ? INNER : 0), TINY_HIDDEN, 0.1f, 0},
+    } tensors[] = {{joined ? "ssm_in.weight" : "attn_qkv.weight", CHANNELS + joined * INNER, TINY_HIDDEN, 0.1f, 0},
                    {"attn_gate.weight", joined ? 0 : INNER, TINY_HIDDEN, 0.1f, 0},
                    {joined ? "ssm_ba.weight" : "ssm_beta.weight", TINY_VALUES * (joined ? 2 : 1), TINY_HIDDEN, 0.3f, 0},
                    {"ssm_alpha.weight", joined ? 0 : TINY_VALUES, TINY_HIDDEN, 0.3f, 0},
