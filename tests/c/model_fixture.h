@@ -394,7 +394,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     const struct {
         const char *name;
         int rows, columns;
-    } matrices[] = {{"attn_q", TINY_HIDDEN, TINY_HIDDEN}, {"attn_k", kv, TINY_HIDDEN}, {"attn_v", kv, TINY_HIDDEN},
+    } matrices[] = {{"attn_q", flags & MP_DECODER_GATED_HEADS ? 2 * TINY_HIDDEN : TINY_HIDDEN, TINY_HIDDEN},
+                    {"attn_k", kv, TINY_HIDDEN}, {"attn_v", kv, TINY_HIDDEN},
                     {"attn_output", TINY_HIDDEN, TINY_HIDDEN}, {"ffn_gate", TINY_FFN, TINY_HIDDEN},
                     {"ffn_up", TINY_FFN, TINY_HIDDEN}, {"ffn_down", TINY_HIDDEN, TINY_FFN}};
     const int parts = TINY_HEADS * 2 * TINY_PART;

@@ -10,7 +10,8 @@ MP_TEST(models_states_of_least_worth_leave_first) {
     mp_states states;
     mp_state *state;
     uint64_t given = 0;
-    mp_states_init(&states, BYTES, BYTES, &budget, 10);
+    mp_prefix_counters counters = {0};
+    mp_states_init(&states, BYTES, BYTES, &budget, 10, &counters);
     MP_CHECK_OK(mp_state_create(&states, NULL, &state, &error), &error);
     const uint32_t gaps[] = {256, 2048, 64, 512};
     for (uint32_t id = 0; id < 4; id++) { /* the fourth replaces the third */
@@ -19,6 +20,10 @@ MP_TEST(models_states_of_least_worth_leave_first) {
     }
     MP_CHECK(mp_snapshot_exists(&states, 0) && mp_snapshot_exists(&states, 1) && mp_snapshot_exists(&states, 3));
     MP_CHECK(!mp_snapshot_exists(&states, 2) && !mp_snapshot_exists(&states, 4));
+    mp_state_use use = mp_prefix_state_use(&counters);
+    MP_CHECK(use.state_bytes == BYTES && use.snapshot_bytes == SHARE * BYTES && use.snapshots == SHARE);
+    MP_CHECK_OK(mp_state_take_log(&states, state, &error), &error);
+    MP_CHECK_INT(mp_prefix_state_use(&counters).state_bytes, 2 * BYTES);
     MP_CHECK_INT(*(const uint8_t *)mp_snapshot_use(&states, 0), 10); /* its worth is now that of a new one: 64 + 256 */
     mp_snapshot_keep(&states, 9, 128, state);                         /* 64 + 128: less than all others */
     MP_CHECK(!mp_snapshot_exists(&states, 9));
@@ -31,6 +36,8 @@ MP_TEST(models_states_of_least_worth_leave_first) {
     MP_CHECK(!mp_snapshot_evict(&states, &given));
     MP_CHECK_INT(given, 3 * BYTES);
     mp_state_drop(&states, state);
+    use = mp_prefix_state_use(&counters);
+    MP_CHECK(use.state_bytes == 0 && use.snapshot_bytes == 0 && use.snapshots == 0);
     mp_states_deinit(&states);
     MP_CHECK_INT(budget.used, 0);
 }

@@ -158,7 +158,7 @@ _made: dict[str, Path] = {}
 
 
 def cached(factory: pytest.TempPathFactory, name: str) -> Path:
-    """Return the folder of a checkpoint, created once per session: bert, prompted, llama or qwen2."""
+    """Return the folder of a checkpoint, created once per session: bert, prompted, llama, lfm2 or qwen2."""
     if name not in _made:
         folder = factory.mktemp("tiny") / name
         if name == "bert":
@@ -168,6 +168,8 @@ def cached(factory: pytest.TempPathFactory, name: str) -> Path:
                  matryoshka=[8, 16, 32], default_prompt_name="other")
         elif name == "llama":
             llama(folder)
+        elif name == "lfm2":
+            lfm2(folder)
         else:
             qwen2(folder, {"do_sample": True, "temperature": 0.5, "top_p": 0.9})
         _made[name] = folder
