@@ -171,8 +171,8 @@ def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, path: str) -> No
                                   got=f"{len(values):,} values" if values else "an empty list",
                                   allowed=f"{layers:,} values, one per layer" if values else "one value per layer")
             sizes: list[Any] = list(values)
-            if suffix == "attention.head_count_kv" and suffix in row.handled:
-                sizes = [size for size in sizes if size] or sizes  # 0: the layer has no attention
+            if suffix in row.handled:
+                sizes = [size for size in sizes if size] or sizes  # 0: the layer has no such block
             if suffix == "attention.head_count_kv" and 0 in sizes:
                 raise Unsupported(f"{path}: some layers have no KV heads and are state-space layers (Mamba); mpool "
                                   "supports models in which every layer has attention")

@@ -120,6 +120,15 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                        {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
                         "logits_scaling": 4.0, "num_local_experts": 0, "num_experts_per_tok": 0,
                         "shared_intermediate_size": 112, "position_embedding_type": "rope", "mamba_n_heads": 8}),
+    "granitehybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                      {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
+                       "logits_scaling": 4.0, "num_local_experts": 5, "num_experts_per_tok": 2,
+                       "shared_intermediate_size": 56, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 21}),
+    "granitehybrid_dense": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                            {"attention_multiplier": 0.1, "num_local_experts": 0, "num_experts_per_tok": 0,
+                             "shared_intermediate_size": 112, "position_embedding_type": "rope", "mamba_n_heads": 3,
+                             "mamba_expand": 1, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_conv_bias": False,
+                             "mamba_proj_bias": True, "attention_bias": True, "time_step_limit": (0.4, 0.9)}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {"sliding_window": 90}),
     "phi3_partial": ("Phi3Config", "Phi3ForCausalLM",
                      {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
@@ -165,6 +174,8 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
                "granite_hybrid": ["attention"] * 3,
+               "granitehybrid": ["full_attention", "linear_attention", "linear_attention"],
+               "granitehybrid_dense": ["full_attention", "linear_attention", "full_attention"],
                "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
                "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"]}
 
@@ -172,7 +183,7 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
 FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
-                "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
+                "granite_hybrid", "granitehybrid_dense", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
                 "lfm2_biased")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2")

@@ -71,6 +71,8 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
     if arch == "lfm2":
         writer.add_head_count_kv([0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif arch in MAMBA:
+        _write_mamba(writer, config)
     else:
         writer.add_head_count_kv(1 if arch == "deepseek2" and halves else config.num_key_value_heads)
     if arch == "cohere2":
@@ -103,7 +105,7 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         writer.add_expert_count(getattr(config, "n_routed_experts", None) or config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
-    if arch == "granite":
+    if arch in ("granite", "granitehybrid"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
@@ -111,6 +113,34 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+#: Architectures with Mamba-2 layers.
+MAMBA = ("granitehybrid",)
+
+
+def _write_mamba(writer: Any, config: Any) -> None:
+    """Write the keys of models with Mamba-2 layers."""
+    writer.add_head_count_kv([config.num_key_value_heads if kind == "full_attention" else 0
+                              for kind in config.layer_types])
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+
+
+def _mamba_tensor(name: str, data: np.ndarray, groups: int) -> np.ndarray:
+    """Return a tensor of a Mamba-2 layer as files store it."""
+    if name.endswith("conv1d.weight"):
+        return data[:, 0]
+    if name.endswith(".A_log"):
+        return -np.exp(data)[:, None]
+    if name.endswith(".D"):
+        return data[:, None]
+    return data.reshape(groups, -1) if name.endswith(("mamba.norm.weight", "mixer.norm.weight")) else data
 
 
 def _write_latents(writer: Any, config: Any, halves: bool) -> None:
@@ -199,9 +229,9 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     """
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
-            "deepseek_v3": "deepseek2"}.get(config.model_type, config.model_type)
+            "deepseek_v3": "deepseek2", "granitemoehybrid": "granitehybrid"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
-    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
+    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
@@ -234,7 +264,14 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             continue
         if name.endswith("conv.conv.weight"):
             data = data[:, 0]
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if arch in MAMBA:
+            data = _mamba_tensor(name, data, config.mamba_n_groups)
+        stored = name.replace(".dt_bias", ".dt_proj.bias").replace("moe.router.weight", "moe.router.layer.weight")
+        found = names.get_name(stored, try_suffixes=(".weight", ".bias"))
+        if "shared_mlp.input_linear" in name:
+            for part, values in zip(("gate", "up"), np.split(data, 2)):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_shexp.weight", np.ascontiguousarray(values))
+            continue
         assert found is not None, name
         if pairs and (".q_proj." in name or ".k_proj." in name):
             data = _adjacent_pairs(data, config.num_attention_heads if ".q_proj." in name
