@@ -48,6 +48,13 @@ static mp_status mamba2_read(const mp_layer_reader *reader, mp_mixer *mixer, mp_
     return mp_reader_linear(reader, &mixer->out, &out, 1, inner, model->residual_scale, error);
 }
 
+static void mamba2_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks,
+                         mp_block_needs *needs) {
+    (void)model;
+    (void)most_blocks;
+    mp_matrix_needs(mixer, M, 0, needs);
+}
+
 /* Computes step * x and the decays of the thread's share of the rows, in the columns of x and step of `projected`. */
 static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
     const mp_kernels *call = mp_kernels_get();
@@ -80,7 +87,7 @@ static void norm_groups(const mp_recurrent *own, float *y) {
 static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at, float scale) {
     const mp_kernels *call = mp_kernels_get();
     const int dv = own->matrix.dv;
-    const int64_t width = (int64_t)own->matrix.heads * dv;
+    const int64_t width = mp_matrix_values(&own->matrix);
     int64_t begin, end;
     mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
@@ -104,9 +111,9 @@ static mp_mixed mamba2_mix(const mp_decoder_pass *pass, const mp_decoder_view *v
     const mp_recurrent *own = &mixer->recurrent;
     const mp_matrix_heads *matrix = &own->matrix;
     const mp_team_thread *thread = view->context.thread;
-    const int64_t channels = own->conv.channels, values = (int64_t)matrix->heads * matrix->dv;
-    const int64_t keys = (int64_t)matrix->keys * matrix->dk;
-    const mp_matrix_buffers at = mp_matrix_buffers_of(own, pass);
+    const int64_t channels = own->conv.channels, values = mp_matrix_values(matrix);
+    const int64_t keys = mp_matrix_keys(matrix);
+    const mp_matrix_buffers at = mp_matrix_buffers_of(pass, own);
     const mp_state_scan rows = {.k = at.mixed + values, .q = at.mixed + values + keys, .v = at.projected + values,
                                 .decay = at.projected + values + channels, .o = at.o, .ldk = channels,
                                 .ldq = channels, .ldv = own->in.N, .ldo = values, .ld_gates = own->in.N};
@@ -123,7 +130,7 @@ static mp_mixed mamba2_mix(const mp_decoder_pass *pass, const mp_decoder_view *v
 }
 
 const mp_mixer_ops mp_mixer_mamba2 = {.read = mamba2_read,
-                                      .needs = mp_matrix_needs,
+                                      .needs = mamba2_needs,
                                       .cost = mp_matrix_cost,
                                       .mix = mamba2_mix,
                                       .sizes = mp_matrix_sizes,
