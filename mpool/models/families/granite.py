@@ -70,7 +70,7 @@ def _mixers(config: Fields, key: str) -> list[int]:
 
 def _read_hybrid(config: Fields, row: Architecture) -> Config:
     """Read a configuration of the class GraniteMoeHybrid."""
-    a, key = row.name, "layers_block_type" if config.get("layer_types") is None else "layer_types"
+    a, key = row.name, "layers_block_type" if "layers_block_type" in config else "layer_types"
     mixers = _mixers(config, key)
     experts = config.int("num_local_experts", 8, low=0, high=4096)
     width = config.int("shared_intermediate_size", 1024, low=1, high=MAX_WIDTH)

@@ -70,6 +70,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                            "conv_use_xavier_init": True, "intermediate_size": ..., "num_heads": 6,
                            "rope_theta": 20000.0, "rope_parameters": ..., "tie_embedding": True,
                            "tie_word_embeddings": ..., "theta": 20000.0, "use_pos_enc": True}),
+    "granite-4.0-h-tiny": ("granitehybrid", {"layer_types": ["attention", "mamba"], "init_method": "mup",
+                                             "normalization_function": "rmsnorm", "time_step_limit": ...,
+                                             "position_embedding_type": "nope", "rope_parameters": ...,
+                                             "rope_scaling": None, "rope_theta": 10000}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 
