@@ -233,10 +233,10 @@ def _match_tensors(left: dict[str, TensorEntry], table: Mapping[str, Expected],
         whole = left.pop(name)
         first = table[by_number[0]].shape
         rows = [table[by_number[i]].shape[0] for i in range(len(by_number))]
-        if len(whole.shape) == len(first) + 1 and whole.shape[0] and sum(rows) % whole.shape[0] == 0:  # one matrix per expert, each with all its parts
-            check_shape(whole, (whole.shape[0], sum(rows) // whole.shape[0], *first[1:]), paths[whole.file])
-        else:
-            check_shape(whole, (sum(rows), *first[1:]), paths[whole.file])
+        outer = whole.shape[:-len(first)]  # the experts, each with all parts
+        if len(outer) != 1 or outer[0] < 1 or sum(rows) % outer[0]:
+            outer = ()
+        check_shape(whole, (*outer, sum(rows) // (outer or (1,))[0], *first[1:]), paths[whole.file])
         row_bytes, offset = whole.nbytes // sum(rows), whole.offset
         for i, count in enumerate(rows):
             found[by_number[i]] = TensorEntry(f"{name}[{i}]", whole.dtype, (count, *first[1:]), whole.file, offset,

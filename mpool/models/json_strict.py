@@ -209,8 +209,8 @@ def loads(data: bytes, *, file: str, offset: int = 0, max_bytes: int = MAX_BYTES
         parsed value.
 
     Raises:
-        FormatError: the text is not JSON or not UTF-8, has a duplicate key, ``NaN``, ``Infinity`` unless ``infinite``, an integer beyond
-            64 bits or half of a surrogate pair, or exceeds a limit. ``field`` is a path such as
+        FormatError: the text is not JSON or not UTF-8, has a duplicate key, ``NaN``, ``Infinity`` unless ``infinite``,
+            an integer beyond 64 bits or half of a surrogate pair, or exceeds a limit. ``field`` is a path such as
             ``weights.data_offsets[1]``.
     """
     if len(data) > max_bytes:

@@ -6,9 +6,9 @@
  *   S = decay * S + B (step * x)^T, o = S^T C + skip * x
  *   y = norm(o * SiLU(z)), where all components of a group are normed together
  *
- * In some models, SiLU(z) follows the norm, or there is no norm. The state is the last taps - 1 rows of x, B and C before
- * the convolution, and the matrices S [dk, dv]. Threads divide the channels of the convolution, the columns of the
- * matrices, and otherwise the rows. */
+ * In some models, SiLU(z) follows the norm, or there is no norm. The state is the last taps - 1 rows of x, B and C
+ * before the convolution, and the matrices S [dk, dv]. Threads divide the channels of the convolution, the columns of
+ * the matrices, and otherwise the rows. */
 #include <math.h>
 #include <stdio.h>
 

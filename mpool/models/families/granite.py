@@ -12,7 +12,7 @@ from ..fields import Fields
 from ..spec import Value
 from .llama import ATTENTION_BIAS, BIASES, decoder, decoder_row, finish, read_common
 from .mamba import ATTENTION, MAMBA, complete_mamba, kv_heads, mamba_sizes, mamba_tensors, mix, read_mamba
-from .reading import MAX_LAYERS, MAX_WIDTH, unsupported
+from .reading import MAX_LAYERS, MAX_WIDTH
 from .rows import Architecture, Config, Tensor, layer
 
 _BLOCK = "layers.{}"

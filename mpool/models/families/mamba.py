@@ -35,6 +35,9 @@ class Names(NamedTuple):
     taps: str = "mamba_d_conv"
 
 
+NAMES = Names()
+
+
 def mamba_tensors(block: str, when: str = "", *, norm: str = "") -> tuple[Tensor, ...]:
     """Return the tensors of a Mamba-2 layer.
 
@@ -61,7 +64,7 @@ def mamba_tensors(block: str, when: str = "", *, norm: str = "") -> tuple[Tensor
     )
 
 
-def read_mamba(config: Fields, kv: dict[str, Value], a: str, defaults: Mapping[str, int], *, names: Names = Names(),
+def read_mamba(config: Fields, kv: dict[str, Value], a: str, defaults: Mapping[str, int], *, names: Names = NAMES,
                inner: int | None = None) -> set[str]:
     """Read the sizes of Mamba-2 layers, and return the keys that were read.
 

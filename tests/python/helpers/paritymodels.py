@@ -183,8 +183,8 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
 FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
-                "granite_hybrid", "granitehybrid_dense", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
-                "lfm2_biased")
+                "granite_hybrid", "granitehybrid_dense", "gemma2_scalar", "gemma3_types", "olmo2_biased",
+                "cohere2_biased", "lfm2_biased")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2")
 #: Number of layers that a model needs to have a layer of every type.
