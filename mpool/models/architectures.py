@@ -7,7 +7,7 @@ use GGUF's names for every file format
 
     V vocabulary   T token types   P positions   D hidden size   F feed-forward size   R rotated dimensions / 2
     Q heads x key length   K KV heads x key length   U KV heads x value length   O heads x value length
-    E key length   H heads   X experts   N feed-forward size of an expert
+    E key length   H heads   X experts   N feed-forward size of an expert   S that of the shared experts together
 """
 
 from __future__ import annotations
@@ -132,12 +132,17 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
         raise LimitError(f"{file}: {layers} layers of {experts} experts are {layers * experts} experts, mpool supports "
                          f"at most {MAX_EXPERTS}")
     inner = table.int(f"{a}.expert_feed_forward_length", 0, low=0, high=MAX_WIDTH)
+    shared = sparse = 0
     if experts:
         table.int(f"{a}.expert_used_count", low=1, high=experts)
+        shared = table.int(f"{a}.expert_shared_feed_forward_length", 0, low=0, high=MAX_WIDTH)
+        first = table.int(f"{a}.leading_dense_block_count", 0, low=0, high=layers)
+        dense = table.list("mpool.dense_layers", [0] * layers, of=int, limit=MAX_LAYERS)
+        sparse = sum(1 << i for i in range(first, layers) if not dense[i])
     size = {"V": vocabulary, "D": hidden, "F": feed_forward, "P": context, "T": token_types or 0, "R": rotated // 2,
             "X": experts, "N": inner, "H": heads, "Q": heads * key_length, "K": kv_heads * key_length,
             "U": kv_heads * value_length,
-            "O": heads * value_length, "E": key_length, "layers": layers}
+            "O": heads * value_length, "E": key_length, "layers": layers, "S": shared, "sparse": sparse}
     return size if row.extra_sizes is None else size | row.extra_sizes(dict(kv), size, a)
 
 
@@ -225,8 +230,11 @@ def _match_tensors(left: dict[str, TensorEntry], table: Mapping[str, Expected],
                     path, one, other = paths[left[name].file], shorten(found[gguf].name), shorten(name)
                     raise FormatError(f"{path}: {one} and {other} are two names of the same tensor", file=path,
                                       field="tensors", got=f"both {one} and {other}", allowed="each tensor once")
-                found[gguf] = left.pop(name)
-                check_shape(found[gguf], tensor.shape, paths[found[gguf].file])
+                entry = left.pop(name)
+                if _without_ones(entry.shape) == _without_ones(tensor.shape):  # vectors may be matrices of one row
+                    entry = replace(entry, shape=tensor.shape)
+                check_shape(entry, tensor.shape, paths[entry.file])
+                found[gguf] = entry
     for name, by_number in parts.items():
         if name not in left or any(gguf in found for gguf in by_number.values()):
             continue
@@ -243,6 +251,11 @@ def _match_tensors(left: dict[str, TensorEntry], table: Mapping[str, Expected],
                                               count * row_bytes)
             offset += count * row_bytes
     return found
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without dimensions of size 1. The last one stays, because types with blocks divide it."""
+    return (*(size for size in shape[:-1] if size != 1), shape[-1]) if shape else shape
 
 
 def check_shape(entry: TensorEntry, shape: tuple[int, ...], file: str) -> None:

@@ -243,6 +243,27 @@ MP_TEST_SECONDS(models_contract_experts, 300) {
     check_kind(&(tiny_kind){.arch = "qwen3moe", .experts = 6});
 }
 
+/* Adds a shared expert whose rows have a gate. */
+static void share_gated(tiny_file *file) {
+    static const struct {
+        const char *name;
+        int rows, columns;
+    } matrices[] = {{"ffn_gate_shexp", TINY_EXPERT, TINY_HIDDEN}, {"ffn_up_shexp", TINY_EXPERT, TINY_HIDDEN},
+                    {"ffn_down_shexp", TINY_HIDDEN, TINY_EXPERT}, {"ffn_gate_inp_shexp", 1, TINY_HIDDEN}};
+    char name[64];
+    tiny_arch_int(file->spec, "qwen2moe", "expert_shared_feed_forward_length", TINY_EXPERT);
+    for (int l = 0; l < TINY_LAYERS; l++)
+        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+            const bool gate = matrices[m].rows == 1;
+            snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
+            tiny_tensor(file, name, gate ? MP_F32 : MP_Q8_0, matrices[m].rows, matrices[m].columns, 0.1f, 0);
+        }
+}
+
+MP_TEST_SECONDS(models_contract_gated_shared_expert, 300) {
+    check_kind(&(tiny_kind){.arch = "qwen2moe", .experts = 6, .more = share_gated});
+}
+
 MP_TEST_SECONDS(models_contract_sinks, 300) {
     check_kind(&(tiny_kind){.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true});
 }

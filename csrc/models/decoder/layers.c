@@ -133,6 +133,19 @@ mp_status mp_reader_decay(const mp_layer_reader *reader, float **decay, int32_t 
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
+/* Reads the gate of the rows of a shared expert, if the file has one. */
+static mp_status read_row_gate(const mp_layer_reader *reader, mp_mlp *mlp, mp_error *error) {
+    char name[64], bias[64];
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_inp_shexp.weight", reader->index);
+    snprintf(bias, sizeof bias, "blk.%d.ffn_down_shexp.bias", reader->index);
+    if (!mp_weights_has(reader->model->weights, name))
+        return MP_OK;
+    if (mp_weights_has(reader->model->weights, bias))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s gates an expert whose output has a bias, which mpool does not "
+                       "support together", name);
+    return mp_builder_vector(reader->builder, &mlp->row_gate, name, reader->model->hidden, error);
+}
+
 /* Reads a network that is not a mixture; `shared`: the shared expert of a layer with experts. */
 static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, bool shared, int32_t width,
                             mp_error *error) {
@@ -150,7 +163,8 @@ static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, boo
     ffn->mlp.ffn = width;
     ffn->mlp.act = model->act;
     MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, up + first, 2 - first, model->hidden, 1, error));
-    return mp_reader_linear(reader, &ffn->mlp.down, &down, 1, width, model->residual_scale, error);
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.down, &down, 1, width, model->residual_scale, error));
+    return shared ? read_row_gate(reader, &ffn->mlp, error) : MP_OK;
 }
 
 static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {

@@ -50,19 +50,31 @@ size_t mp_mlp_most_scratch(const mp_mlp *mlp, int M) {
 
 size_t mp_mlp_own_scratch(const mp_mlp *mlp) { return MP_PRIVATE_ROWS * (size_t)mlp->ffn * sizeof(float); }
 
-/* Computes the inputs of `down` of the thread's rows in place, or of all rows in `own`, if it is not NULL. Returns the
- * rows, and their distance in *ld. */
-static const float *activate_rows(const mp_row_context *context, const mp_mlp *mlp, int M, float scale, float *inner,
-                                  float *own, int64_t *ld) {
+/* Returns the factor on the inputs of `down` of a row. */
+static float row_factor(const mp_mlp *mlp, const float *in, float scale) {
+    const mp_kernels *call = mp_kernels_get();
+    if (!mlp->row_gate)
+        return scale;
+    float gate = call->dot(in, mlp->row_gate, mlp->up.w[0].K);
+    call->activate(MP_ACT_SIGMOID, 1, &gate);
+    return scale * gate;
+}
+
+/* Computes the inputs of `down` of the thread's rows in place, or of all rows in `own`, if it is not NULL. in: the rows
+ * that the network reads, *ld apart. Returns the result, and the distance of its rows in *ld. */
+static const float *activate_rows(const mp_row_context *context, const mp_mlp *mlp, const float *in, int M,
+                                  float scale, float *inner, float *own, int64_t *ld) {
     const mp_kernels *call = mp_kernels_get();
     const int64_t ffn = mlp->ffn, width = mp_mlp_width(mlp);
     float *const out = own ? own : inner;
+    const int64_t ld_in = *ld;
     int64_t row0 = 0, row1 = M;
     *ld = own ? ffn : width;
     if (!own)
         mp_team_split(context->thread, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++) {
         float *const row = inner + r * width, *const to = out + r * *ld;
+        const float factor = row_factor(mlp, in + r * ld_in, scale);
         if (mlp->gated) {
             call->gated(mlp->act, row, row + ffn, ffn, to);
         } else {
@@ -70,8 +82,8 @@ static const float *activate_rows(const mp_row_context *context, const mp_mlp *m
                 memcpy(to, row, (size_t)ffn * sizeof *to);
             call->activate(mlp->act, ffn, to);
         }
-        for (int64_t i = 0; scale != 1 && i < ffn; i++)
-            to[i] *= scale;
+        for (int64_t i = 0; factor != 1 && i < ffn; i++)
+            to[i] *= factor;
     }
     return out;
 }
@@ -80,12 +92,13 @@ bool mp_mlp_add(const mp_row_context *context, const mp_mlp *mlp, const float *i
                 void *inner, void *own, const mp_residual *residual) {
     const int32_t width = mp_mlp_width(mlp);
     const bool adapted = context->adapters && has_updates(mlp); /* updates are added to plain outputs */
-    if (!adapted && M >= context->least_joined && scale == 1 && mp_linear_fits(&mlp->up, &mlp->down)) {
+    const bool factor = scale != 1 || mlp->row_gate;
+    if (!adapted && M >= context->least_joined && !factor && mp_linear_fits(&mlp->up, &mlp->down)) {
         mp_linear_into(&mlp->up, &mlp->down, context->thread, in, ld, M, context->acts, mlp->act, inner);
         return mp_row_meet(context) && mp_residual_add(context, &mlp->down, NULL, 0, M, inner, residual);
     }
     /* the activation follows gates, updates of adapters, and the product that the factor changes */
-    const bool later = mlp->gated || (adapted && mlp->up.updates) || scale != 1;
+    const bool later = mlp->gated || (adapted && mlp->up.updates) || factor;
     const mp_epilogue activate = {.act = later ? MP_ACT_NONE : mlp->act};
     mp_row_linear(context, &mlp->up, in, ld, M, &activate, inner, width);
     if (!mp_row_meet(context))
@@ -93,7 +106,7 @@ bool mp_mlp_add(const mp_row_context *context, const mp_mlp *mlp, const float *i
     if (!later)
         return mp_residual_add(context, &mlp->down, inner, width, M, NULL, residual);
     float *const own_rows = M <= MP_PRIVATE_ROWS ? own : NULL;
-    in = activate_rows(context, mlp, M, scale, inner, own_rows, &ld);
+    in = activate_rows(context, mlp, in, M, scale, inner, own_rows, &ld);
     if (!own_rows && !mp_row_meet(context))
         return false;
     return mp_residual_add(context, &mlp->down, in, ld, M, NULL, residual);

@@ -7,6 +7,8 @@
 
 typedef struct mp_mlp {
     mp_linear up, down; /* up: [ffn] outputs; gated: gate and up side by side, [2 ffn] */
+    float *row_gate;    /* [inputs of up] each row's output is multiplied by sigmoid(row_gate . row); NULL: it is not.
+                         * Not together with a bias of `down` */
     int32_t ffn;
     bool gated;
     mp_act act;
@@ -32,10 +34,10 @@ static inline int32_t mp_mlp_width(const mp_mlp *mlp) { return mlp->gated ? 2 * 
 size_t mp_mlp_scratch(const mp_mlp *mlp, int M);
 size_t mp_mlp_most_scratch(const mp_mlp *mlp, int M);
 size_t mp_mlp_own_scratch(const mp_mlp *mlp);
-/* sum += scale * down(act(up(in))), or scale * down(act(gate(in)) * up(in)). The factor is applied to the inputs of
- * `down`, whose bias the loader has scaled. in [M, ld] must be complete. own: mp_mlp_own_scratch bytes; NULL: the
- * threads always gate the rows together. The bits of rows without an adapter do not depend on whether other rows have
- * one. Ends WITHOUT a barrier. Returns false if the step is over. */
+/* sum += scale * down(act(up(in))), or scale * down(act(gate(in)) * up(in)). The factor, and that of `row_gate`, are
+ * applied to the inputs of `down`, whose bias the loader has scaled. in [M, ld] must be complete. own:
+ * mp_mlp_own_scratch bytes; NULL: the threads always gate the rows together. The bits of rows without an adapter do not
+ * depend on whether other rows have one. Ends WITHOUT a barrier. Returns false if the step is over. */
 bool mp_mlp_add(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, float scale,
                 void *inner, void *own, const mp_residual *residual);
 static inline bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder_row, finish, read_scaling
+from .llama import decoder_row, expert_tensors, finish, read_scaling
 from .reading import MAX_WIDTH, activation, require_values, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
@@ -40,17 +40,8 @@ _TENSORS = (
     *layer(f"{_MLP}.gate_proj", "ffn_gate", "FD", when="in dense"),
     *layer(f"{_MLP}.up_proj", "ffn_up", "FD", when="in dense"),
     *layer(f"{_MLP}.down_proj", "ffn_down", "DF", when="in dense"),
-    *layer(f"{_MLP}.gate", "ffn_gate_inp", "XD", when="in sparse"),
+    *expert_tensors(_MLP, shared="shared_experts"),
     Tensor(f"{_MLP}.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias", "X", "if corrected in sparse"),
-    *layer(f"{_MLP}.experts.{{x}}.gate_proj", "ffn_gate.{x}", "ND", when="folder in sparse"),
-    *layer(f"{_MLP}.experts.{{x}}.up_proj", "ffn_up.{x}", "ND", when="folder in sparse"),
-    *layer(f"{_MLP}.experts.{{x}}.down_proj", "ffn_down.{x}", "DN", when="folder in sparse"),
-    Tensor("", "blk.{}.ffn_gate_exps.weight", "XND", "in sparse"),
-    Tensor("", "blk.{}.ffn_up_exps.weight", "XND", "in sparse"),
-    Tensor("", "blk.{}.ffn_down_exps.weight", "XDN", "in sparse"),
-    *layer(f"{_MLP}.shared_experts.gate_proj", "ffn_gate_shexp", "SD", when="if S in sparse"),
-    *layer(f"{_MLP}.shared_experts.up_proj", "ffn_up_shexp", "SD", when="if S in sparse"),
-    *layer(f"{_MLP}.shared_experts.down_proj", "ffn_down_shexp", "DS", when="if S in sparse"),
 )
 
 
@@ -171,8 +162,6 @@ def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, 
     rank, q_rank, rotated = kv[f"{a}.attention.kv_lora_rank"], kv[f"{a}.attention.q_lora_rank"], 2 * size["R"]
     return {"L": rank, "A": rank + rotated, "J": q_rank, "direct": int(not q_rank), "W": heads * key,
             "n": key - rotated, "v": value, "Y": heads * (key - rotated + value), "Z": heads * value,
-            "S": kv[f"{a}.expert_shared_feed_forward_length"],
-            "sparse": (1 << size["layers"]) - (1 << kv[f"{a}.leading_dense_block_count"]),
             "corrected": int(kv["mpool.expert_corrected"])}
 
 

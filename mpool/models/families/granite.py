@@ -6,7 +6,7 @@ Granite 4 H have Mamba-2 in place of attention; its larger models have experts b
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from ..fields import Fields
 from ..spec import Value
@@ -121,18 +121,12 @@ def _complete_hybrid(table: Fields, name: str, kv: dict[str, Value]) -> None:
         kv.pop(f"{name}.expert_used_count", None)
 
 
-def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
-    every = (1 << size["layers"]) - 1
-    return {**mamba_sizes(kv, size, a), "S": kv.get(f"{a}.expert_shared_feed_forward_length", 0),
-            "sparse": every if size["X"] else 0}
-
-
 _HANDLED = frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})
 ROWS = (
     decoder_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete, biases=BIASES,
                 handled=_HANDLED),
     decoder_row("granitehybrid", ("GraniteMoeHybridForCausalLM",), _HYBRID, read=_read_hybrid,
-                complete=_complete_hybrid, extra_sizes=_extra_sizes, model_types=("granitemoehybrid",),
+                complete=_complete_hybrid, extra_sizes=mamba_sizes, model_types=("granitemoehybrid",),
                 biases=ATTENTION_BIAS,
                 handled=_HANDLED | {"expert_count", "expert_used_count", "attention.head_count_kv"}),
 )

@@ -11,7 +11,8 @@ from .reading import ALL_ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, activation, check_n
 from .rows import Architecture, Config, Tensor, layer
 
 
-def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool = False) -> tuple[Tensor, ...]:
+def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool = False,
+            shared: str = "") -> tuple[Tensor, ...]:
     """Return the tensors of a decoder like Llama.
 
     Args:
@@ -19,6 +20,7 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool =
             Otherwise ``attention_bias`` and ``mlp_bias`` of config.json select them (:func:`finish`).
         head_norms: True if the queries and keys of each head are normalised.
         experts: True if layers have experts in place of a dense MLP, except those of ``mpool.dense_layers``.
+        shared: name of the shared expert in the MLP of layers with experts; empty: there is none.
     """
     block = "layers.{}"
     qkv, other = ("", "") if qkv_bias else ("if attention_bias", "if attention_bias")
@@ -40,19 +42,22 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool =
         *layer(f"{block}.self_attn.o_proj", "attn_output", "DO", bias=None if qkv_bias else "D", biased=other),
         *layer(f"{block}.post_attention_layernorm", "ffn_norm", "D"),
         *dense,
-        *(expert_tensors(f"{block}.mlp") if experts else ()),
+        *(expert_tensors(f"{block}.mlp", shared=shared) if experts else ()),
         *(norms if head_norms else ()),
     )
 
 
-def expert_tensors(block: str, router: str = "gate") -> tuple[Tensor, ...]:
+def expert_tensors(block: str, router: str = "gate", shared: str = "") -> tuple[Tensor, ...]:
     """Return the tensors of the router and the experts. Folders have one tensor per expert, GGUF files one per layer.
 
     Args:
         block: name of the MLP in transformers.
         router: name of the router in that MLP.
+        shared: name of the shared expert in that MLP; empty: there is none.
     """
     return (
+        *(row for name, shape in (("gate", "SD"), ("up", "SD"), ("down", "DS")) if shared
+          for row in layer(f"{block}.{shared}.{name}_proj", f"ffn_{name}_shexp", shape, when="if S in sparse")),
         *layer(f"{block}.{router}", "ffn_gate_inp", "XD", when="in sparse"),
         *layer(f"{block}.experts.{{x}}.gate_proj", "ffn_gate.{x}", "ND", when="folder in sparse"),
         *layer(f"{block}.experts.{{x}}.up_proj", "ffn_up.{x}", "ND", when="folder in sparse"),
@@ -281,7 +286,8 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, period:
     types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
     by_default = period or config.get("model_type") == "mistral"
     default = 4096 if by_default and "sliding_window" not in config else None
-    window = config.int("sliding_window", default, low=1)
+    is_off = config.get("use_sliding_window") is False  # transformers then writes a window of 0 for some families
+    window = config.int("sliding_window", default, low=0 if is_off else 1)
     if types is not None:
         if len(types) != layers:
             config.fail("layer_types", f"{len(types)} values", f"{layers} values, one per layer")

@@ -51,6 +51,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                     "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}),
     "Qwen3-Coder-30B-A3B": ("qwen3moe", {"qkv_bias": False, "use_qk_norm": True,
                                          "shared_expert_intermediate_size": 0}),
+    "Qwen1.5-MoE-A2.7B": ("qwen2moe", {"sliding_window": 32768, "max_window_layers": 21, "qkv_bias": ...,
+                                       "layer_types": ...}),
     "gemma-2": ("gemma2", {"hidden_activation": ..., "hidden_act": "gelu_pytorch_tanh",
                            "cache_implementation": "hybrid"}),
     "Qwen2.5-7B-Instruct-1M": ("qwen2", {  # chunked attention applies only beyond the trained context length
@@ -74,6 +76,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                              "normalization_function": "rmsnorm", "time_step_limit": ...,
                                              "position_embedding_type": "nope", "rope_parameters": ...,
                                              "rope_scaling": None, "rope_theta": 10000}),
+    "LFM2-8B-A1B": ("lfm2moe", {"rope_theta": 20000.0, "rope_parameters": ..., "tie_word_embeddings": ...,
+                                "tie_embedding": True}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 

@@ -45,7 +45,7 @@ def plant(model: Any) -> None:
 CASES = [("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_biased", True), ("qwen3", False),
          ("qwen3", True), ("qwen3_biased", False), ("gemma3", False), ("smollm3_biased", False),
          ("qwen3moe", False), ("gpt_oss", False), ("granite_biased", False), ("gemma2_biased", False),
-         ("olmo2", False), ("cohere2_biased", False), ("lfm2", False),
+         ("olmo2", False), ("cohere2_biased", False), ("lfm2", False), ("qwen2moe_dense", False),
          ("granitehybrid_dense", False)]
 #: Largest errors of models with norms of keys, and of those with biases.
 NORMS, BIASES = 0.015, 0.035
