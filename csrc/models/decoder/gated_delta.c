@@ -114,5 +114,5 @@ const mp_mixer_ops mp_mixer_gated_delta = {.read = gated_delta_read,
                                            .needs = gated_delta_needs,
                                            .cost = mp_matrix_cost,
                                            .mix = gated_delta_mix,
-                                           .sizes = mp_matrix_sizes,
-                                           .state = mp_matrix_state};
+                                           .sizes = mp_matrix_mixer_sizes,
+                                           .state = mp_matrix_mixer_state};

@@ -133,5 +133,5 @@ const mp_mixer_ops mp_mixer_mamba2 = {.read = mamba2_read,
                                       .needs = mamba2_needs,
                                       .cost = mp_matrix_cost,
                                       .mix = mamba2_mix,
-                                      .sizes = mp_matrix_sizes,
-                                      .state = mp_matrix_state};
+                                      .sizes = mp_matrix_mixer_sizes,
+                                      .state = mp_matrix_mixer_state};

@@ -64,7 +64,7 @@ static ptrdiff_t matrix_floats(const mp_matrix_heads *matrix) {
     return (ptrdiff_t)blocks_of(matrix) * matrix->dk * MP_STATE_BLOCK;
 }
 
-mp_status mp_matrix_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error) {
+mp_status mp_matrix_mixer_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error) {
     mp_recurrent *own = &mixer->recurrent;
     int64_t taps, dk, keys, heads, inner;
     bool tiled = false;
@@ -85,16 +85,21 @@ mp_status mp_matrix_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error)
     return MP_OK;
 }
 
-/* Returns the bytes of a head's matrix. */
-static size_t matrix_bytes(const mp_matrix_heads *matrix) { return (size_t)matrix_floats(matrix) * sizeof(float); }
+size_t mp_matrix_copy(const mp_matrix_heads *matrix) { return (size_t)matrix_floats(matrix) * sizeof(float); }
 
-size_t mp_matrix_state(const mp_mixer *mixer, size_t *log_bytes) {
-    const mp_matrix_heads *matrix = &mixer->recurrent.matrix;
+size_t mp_matrix_state(const mp_matrix_heads *matrix, size_t *log_bytes) {
     const size_t heads = (size_t)matrix->heads;
     const size_t row = (size_t)mp_matrix_keys(matrix) + (size_t)mp_matrix_values(matrix) + heads;
-    const size_t conv = mp_causal_conv_state(&mixer->recurrent.conv, log_bytes);
-    *log_bytes += mp_arena_cost(MP_STATE_LOG * row * sizeof(float));
-    return conv + mp_arena_cost(heads * matrix_bytes(matrix));
+    *log_bytes = mp_arena_cost(MP_STATE_LOG * row * sizeof(float));
+    return mp_arena_cost(heads * mp_matrix_copy(matrix));
+}
+
+size_t mp_matrix_mixer_state(const mp_mixer *mixer, size_t *log_bytes) {
+    size_t conv_log, matrix_log;
+    const size_t conv = mp_causal_conv_state(&mixer->recurrent.conv, &conv_log);
+    const size_t matrix = mp_matrix_state(&mixer->recurrent.matrix, &matrix_log);
+    *log_bytes = conv_log + matrix_log;
+    return conv + matrix;
 }
 
 /* Returns the bytes of the buffers for M rows, and their places from `at` on in *to unless `to` is NULL. */
@@ -123,7 +128,7 @@ void mp_matrix_needs(const mp_mixer *mixer, int M, size_t prepared, mp_block_nee
     mp_needs_linear(needs, &own->in, M);
     mp_needs_linear(needs, &mixer->out, M);
     mp_needs_scratch(needs, shared, mp_arena_cost(pointers));
-    mp_needs_scratch(needs, shared, mp_arena_cost(mp_larger(matrix_bytes(&own->matrix), prepared)));
+    mp_needs_scratch(needs, shared, mp_arena_cost(mp_larger(mp_matrix_copy(&own->matrix), prepared)));
 }
 
 void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost) {
@@ -180,9 +185,8 @@ static void scan_head(const mp_state_rows *part, mp_state_scan *scan, mp_state_s
     call->state_scan(scan, block0, block1);
 }
 
-/* Scans the thread's share of the rows. With draft rows, it writes u to the log. copy: scratch of the thread. */
-static void scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
-                      float *state, float *log, const mp_state_scan *rows, float *copy) {
+void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                         float *state, float *log, const mp_state_scan *rows, float *copy) {
     const int blocks = blocks_of(matrix);
     const matrix_log at = log_at(matrix, log);
     const bool logs = part->seq->logs;
@@ -221,9 +225,8 @@ static void scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *threa
     }
 }
 
-/* Writes the keys and decays of draft rows to the log. No thread may still be in scan_rows. */
-static void log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
-                     float *log, const mp_state_scan *rows) {
+void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                        float *log, const mp_state_scan *rows) {
     const matrix_log at = log_at(matrix, log);
     int64_t begin, end;
     if (!part->seq->logs)
@@ -247,13 +250,14 @@ void mp_matrix_scan(const mp_decoder_pass *pass, const mp_decoder_view *view, co
     mp_state_rows part;
     for (int s = 0; s < pass->rows.n_seq; s++)
         if (mp_state_rows_of(pass, view, s, &part))
-            scan_rows(matrix, thread, &part, (float *)(void *)(part.seq->state + state_at),
-                      part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows,
-                      (float *)(void *)view->own);
+            mp_matrix_scan_rows(matrix, thread, &part, (float *)(void *)(part.seq->state + state_at),
+                                part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows,
+                                (float *)(void *)view->own);
     mp_team_barrier(thread);
     for (int s = 0; s < pass->rows.n_seq; s++)
         if (mp_state_rows_of(pass, view, s, &part))
-            log_rows(matrix, thread, &part, part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows);
+            mp_matrix_log_rows(matrix, thread, &part,
+                               part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows);
 }
 
 /* Returns log(1 + e) for e in [0, 1]: 2 atanh(e / (2 + e)), whose series is exact to 1e-11 after eleven terms. All

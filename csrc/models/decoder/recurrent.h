@@ -49,10 +49,24 @@ static inline size_t mp_causal_conv_pointers(const mp_causal_conv *conv, int M) 
 void mp_causal_conv_rows(const mp_causal_conv *conv, const mp_state_rows *part, float *tail, float *log, const float *x,
                          int64_t ldx, float *y, int64_t ldy, int64_t c0, int64_t c1, const float **pointers);
 
-/* Mixers whose heads have a matrix as state: mp_state_scan. The state is that of the convolution, and the matrices; the
- * log has, for each row, those of the convolution, the keys and u of all heads, and their decays. */
-mp_status mp_matrix_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error);
-size_t mp_matrix_state(const mp_mixer *mixer, size_t *log_bytes);
+/* Heads with a matrix as state: mp_state_scan. Their part of the state is the matrices; that of the log, for each row,
+ * the keys and u of all heads, and their decays. Returns the bytes of both. */
+size_t mp_matrix_state(const mp_matrix_heads *matrix, size_t *log_bytes);
+size_t mp_matrix_copy(const mp_matrix_heads *matrix); /* bytes of `copy` of mp_matrix_scan_rows */
+/* Scans the thread's share of the rows, and adds them to the state. With draft rows, it writes u to the log instead.
+ * `state` and `log` point to the heads' part of them, log NULL: the sequence has none. `rows` points at head 0 in row 0
+ * of the row block: keys and queries of neighbouring heads are dk apart, values and outputs dv, decays and betas 1. Its
+ * other fields are not read. copy: scratch of the thread. */
+void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                         float *state, float *log, const mp_state_scan *rows, float *copy);
+/* Writes the keys and decays of draft rows to the log. No thread may still be in mp_matrix_scan_rows. */
+void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                        float *log, const mp_state_scan *rows);
+
+/* What mixers with such heads, after a convolution, share: functions of mp_mixer_ops, buffers, and loops over the
+ * sequences of a row block. The parts of the convolution come first in state and log. */
+mp_status mp_matrix_mixer_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error);
+size_t mp_matrix_mixer_state(const mp_mixer *mixer, size_t *log_bytes);
 /* `in`, `out` and the buffers. prepared: bytes of a thread's further scratch. */
 void mp_matrix_needs(const mp_mixer *mixer, int M, size_t prepared, mp_block_needs *needs);
 void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost);
@@ -69,9 +83,7 @@ mp_matrix_buffers mp_matrix_buffers_of(const mp_decoder_pass *pass, const mp_rec
 /* y [rows, channels] = SiLU(convolution(x [rows, in.N])): the thread's share of the channels. */
 void mp_matrix_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
                         const float *x, float *y);
-/* Scans the rows of the view, and adds them to the states, or to the logs. `rows` points at head 0 in row 0 of the row
- * block: keys and queries of neighbouring heads are dk apart, values and outputs dv, decays and betas 1. Its other
- * fields are not read. Ends with a barrier, after which keys and decays must stay as they are. */
+/* mp_matrix_scan_rows and mp_matrix_log_rows of each sequence. Has a barrier between them, and none at the end. */
 void mp_matrix_scan(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
                     const mp_state_scan *rows);
 
