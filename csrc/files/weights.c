@@ -218,7 +218,7 @@ static void name_bias(const char *prefix, int layer, const layer_part *bias, cha
 
 /* Sorting keeps the time near the number of tensors: a file may declare many layers, and a bias in few of them. */
 mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix, int layers, mp_error *error) {
-    static const char router[] = "ffn_gate_inp", step[] = "ssm_dt"; /* the bias of steps has no weight beside it */
+    static const char router[] = "ffn_gate_inp";
     const int tensors = mp_spec_tensor_count(weights->spec);
     layer_part part, *list = mp_alloc_array((size_t)tensors, sizeof *list, MP_TAG_MISC);
     mp_status status = MP_OK;
@@ -233,9 +233,9 @@ mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix,
         if (!split_name(mp_spec_tensor_at(weights->spec, t)->name, prefix, layers, ".bias", &part))
             continue;
         const layer_part gate = {.part = router, .length = (int)strlen(router), .layer = part.layer};
-        const layer_part bare = {.part = step, .length = (int)strlen(step)};
         const layer_part *owner = bsearch(&part, list, count, sizeof *list, compare_parts);
-        if (!owner && !same_part(&part, &bare))
+        const bool of_experts = strncmp(part.part, "ffn_", 4) == 0 || strncmp(part.part, "exp_", 4) == 0;
+        if (!owner && of_experts) /* other biases without a weight (ssm_dt) need not be in all layers */
             owner = bsearch(&gate, list, count, sizeof *list, compare_parts);
         /* Without an owner, the layer lacks more than a bias. The check compares each bias with the nearest layers,
          * before and after, that have the owner: if any layer lacks the bias, one of them is next to a layer that

@@ -63,7 +63,7 @@ void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *th
 void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
                         float *log, const mp_state_scan *rows);
 
-/* What mixers with such heads, after a convolution, share: functions of mp_mixer_ops, buffers, and loops over the
+/* Mixers with such heads and a convolution before them share functions of mp_mixer_ops, buffers, and loops over the
  * sequences of a row block. The parts of the convolution come first in state and log. */
 mp_status mp_matrix_mixer_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error);
 size_t mp_matrix_mixer_state(const mp_mixer *mixer, size_t *log_bytes);
