@@ -179,6 +179,7 @@ static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, m
         .ffn = model->experts.ffn,
         .routing = model->experts.routing,
         .biased = mp_weights_has(model->weights, bias),
+        .plain = !reader->gated,
         .act = model->act,
         .clamp = model->experts.clamp,
     };
