@@ -1,5 +1,6 @@
 /* decoder/gated_delta.c: gated delta nets (arXiv:2412.06464; Qwen3-Next, Qwen3.5). The projection of a row has the
- * parts q, k, v | z | beta | alpha. Files of Qwen3-Next join parts, and group them by key head. A convolution with SiLU mixes q, k and v along the positions. Then, for each head:
+ * parts q, k, v | z | beta | alpha. Files of Qwen3-Next join parts, and group them by key head. A convolution with SiLU
+ * mixes q, k and v along the positions. Then, for each head:
  *
  *   q, k = q / |q| / sqrt(dk), k / |k|
  *   beta = sigmoid(beta), decay = exp(a * softplus(alpha + step_bias)), where a < 0

@@ -356,8 +356,10 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             data = data[:, 0]
         if arch in MAMBA:
             data = _mamba_tensor(name, data, getattr(config, "mamba_n_groups", None) or config.n_groups)
-        stored = name.replace("model." if arch == "nemotron_h_moe" else " ", "backbone.").replace(".dt_bias", ".dt_proj.bias").replace("moe.router.weight", "moe.router.layer.weight")
-        found = names.get_name(stored, try_suffixes=(".weight", ".bias"))
+        known = name.replace(".dt_bias", ".dt_proj.bias").replace("moe.router.weight", "moe.router.layer.weight")
+        if arch == "nemotron_h_moe":
+            known = known.replace("model.", "backbone.")
+        found = names.get_name(known, try_suffixes=(".weight", ".bias"))
         if "shared_mlp.input_linear" in name:
             for part, values in zip(("gate", "up"), np.split(data, 2)):
                 writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_shexp.weight", np.ascontiguousarray(values))
