@@ -20,7 +20,7 @@ static void fill(mp_test_random *random, int kind, float *x, int64_t n) {
 }
 
 static const mp_act acts[] = {MP_ACT_NONE, MP_ACT_GELU, MP_ACT_GELU_TANH, MP_ACT_RELU,
-                              MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID,   MP_ACT_QUICK_GELU};
+                              MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID,   MP_ACT_QUICK_GELU, MP_ACT_RELU2};
 enum { ACTS = sizeof acts / sizeof *acts };
 
 /* Compare convolutions of two rows, of x, w and b as rows. */
