@@ -80,6 +80,8 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     if arch == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_logit_scale(config.logit_scale)
+    elif arch == "nemotron_h_moe":
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         writer.add_layer_norm_rms_eps(getattr(config, "norm_eps", None) or config.rms_norm_eps)
     head = getattr(config, "head_dim", None)
