@@ -15,8 +15,18 @@ _SHARED = (*decoder(experts=True, shared="shared_expert", qkv_bias=True),
            *layer("layers.{}.mlp.shared_expert_gate", "ffn_gate_inp_shexp", "D", when="if S in sparse"))
 
 
-def _read(config: Fields, row: Architecture) -> Config:
-    kv, used = read_common(config, row)
+def read_experts(config: Fields, row: Architecture, kv: dict[str, Value], *, normalise: bool) -> set[str]:
+    """Read the keys of the experts and of the shared expert.
+
+    Args:
+        config: contents of config.json.
+        row: architecture of the model, with the defaults of the sizes.
+        kv: hyper-parameters to add to.
+        normalise: default of ``norm_topk_prob``.
+
+    Returns:
+        the keys that were read.
+    """
     a, usual = row.name, row.defaults
     key = "num_experts" if "num_experts" in config else "num_local_experts"
     experts = config.int(key, usual["num_experts"], low=1, high=4096)
@@ -24,9 +34,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", usual["num_experts_per_tok"], low=1, high=experts)
     kv[f"{a}.expert_feed_forward_length"] = config.int("moe_intermediate_size", usual["moe_intermediate_size"], low=1,
                                                        high=MAX_WIDTH)
-    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", False)
-    if config.bool("use_sliding_window", False):  # transformers applies it to all layers and ignores max_window_layers
-        unsupported(config, "use_sliding_window", "false")
+    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", normalise)
     layers, step = config.int("num_hidden_layers", low=1), config.int("decoder_sparse_step", 1, low=1)
     dense = set(config.list("mlp_only_layers", [], of=int, limit=MAX_LAYERS))
     kv["mpool.dense_layers"] = [int(i in dense or (i + 1) % step != 0) for i in range(layers)]
@@ -34,13 +42,22 @@ def _read(config: Fields, row: Architecture) -> Config:
     if shared:
         kv[f"{a}.expert_shared_feed_forward_length"] = config.int("shared_expert_intermediate_size", shared, low=1,
                                                                   high=MAX_WIDTH)
-        require_values(config, {"qkv_bias": (None, True)})
     else:
-        require_values(config, {"use_qk_norm": (None, True), "shared_expert_intermediate_size": (None, 0)})
-    return finish(config, row, kv, used | {
-        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-        "decoder_sparse_step", "mlp_only_layers", "use_qk_norm", "output_router_logits", "router_aux_loss_coef",
-        "shared_expert_intermediate_size", *(("qkv_bias",) if shared else ())})
+        require_values(config, {"shared_expert_intermediate_size": (None, 0)})
+    return {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+            "decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_aux_loss_coef",
+            "shared_expert_intermediate_size"}
+
+
+def _read(config: Fields, row: Architecture) -> Config:
+    kv, used = read_common(config, row)
+    used |= read_experts(config, row, kv, normalise=False)
+    if config.bool("use_sliding_window", False):  # transformers applies it to all layers and ignores max_window_layers
+        unsupported(config, "use_sliding_window", "false")
+    fixed: dict[str, tuple[object, ...]] = {"qkv_bias": (None, True)} if row.name == "qwen2moe" else \
+        {"use_qk_norm": (None, True)}
+    require_values(config, fixed)
+    return finish(config, row, kv, used | set(fixed))
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:

@@ -24,6 +24,7 @@ from . import (
     olmo,
     phi,
     qwen_moe,
+    qwen_next,
     smollm,
 )
 from .rows import Architecture
@@ -32,7 +33,7 @@ from .rows import Architecture
 ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, *mpnet.ROWS, *deberta.ROWS,
                                   *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
                                   *embedders.ROWS, *llama.ROWS,
-                                  *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
-                                  *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS)
+                                  *qwen_moe.ROWS, *qwen_next.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS,
+                                  *granite.ROWS, *phi.ROWS, *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS)
 
 __all__ = ["ROWS"]
