@@ -479,7 +479,8 @@ cleanup:
 static bool is_layer_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
     (void)spec;
     return strncmp(entry->name, "blk.", 4) == 0 && !strstr(entry->name, ".ffn_gate_inp.") &&
-           !strstr(entry->name, ".attn_pos_") && !strstr(entry->name, ".shortconv.conv.") && !mp_expert_owns(entry->name) && mp_adapter_footprint(entry) == 0;
+           !strstr(entry->name, ".attn_pos_") && !strstr(entry->name, ".shortconv.conv.") &&
+           !mp_expert_owns(entry->name) && mp_adapter_footprint(entry) == 0;
 }
 
 mp_matrices mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute) {
