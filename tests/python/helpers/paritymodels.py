@@ -13,8 +13,9 @@ transformers = pytest.importorskip("transformers")
 LATENT: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
                           "v_head_dim": 32, "moe_intermediate_size": 48}
 #: Gated delta nets: two value heads per key head, and sizes that no vector divides. A fifth of a head is rotated.
+#: Llama.cpp allows heads of keys and values of one size only.
 DELTA: dict[str, Any] = {"head_dim": 40, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
-                         "linear_key_head_dim": 22, "linear_value_head_dim": 26,
+                         "linear_key_head_dim": 22, "linear_value_head_dim": 22,
                          "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0,
                                              "partial_rotary_factor": 0.2}}
 #: Classes by name, of families that transformers does not have, in plain torch. A configuration takes keywords and has
@@ -77,6 +78,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen35": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
     "qwen35_biased": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM",
                       {**DELTA, "attention_bias": True, "linear_conv_kernel_dim": 3, "linear_num_key_heads": 2,
+                       "linear_value_head_dim": 26,
                        "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0,
                                            "partial_rotary_factor": 1.0}}),
     "qwen35moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM",
@@ -185,11 +187,12 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
     "lfm2moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM",
                 {"norm_eps": 1e-4, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
-                 "num_dense_layers": 1, "routed_scaling_factor": 1.7,
+                 "num_dense_layers": 1,
                  "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
     "lfm2moe_plain": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM",
                       {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "num_dense_layers": 0,
-                       "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True}),
+                       "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
+                       "routed_scaling_factor": 1.7}),
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
