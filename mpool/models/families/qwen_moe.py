@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import ATTENTION_BIAS, decoder, decoder_row, finish, read_common
+from .llama import ATTENTION_BIAS, decoder, decoder_row, finish, read_common, read_experts
 from .reading import MAX_LAYERS, MAX_WIDTH, require_values, unsupported
 from .rows import Architecture, Config, layer
 
@@ -17,30 +17,23 @@ _SHARED = (*decoder(experts=True, shared="shared_expert", qkv_bias=True),
 
 def _read(config: Fields, row: Architecture) -> Config:
     kv, used = read_common(config, row)
-    a, usual = row.name, row.defaults
-    key = "num_experts" if "num_experts" in config else "num_local_experts"
-    experts = config.int(key, usual["num_experts"], low=1, high=4096)
-    kv[f"{a}.expert_count"] = experts
-    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", usual["num_experts_per_tok"], low=1, high=experts)
-    kv[f"{a}.expert_feed_forward_length"] = config.int("moe_intermediate_size", usual["moe_intermediate_size"], low=1,
-                                                       high=MAX_WIDTH)
+    used |= read_experts(config, row, kv)
     kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", False)
     if config.bool("use_sliding_window", False):  # transformers applies it to all layers and ignores max_window_layers
         unsupported(config, "use_sliding_window", "false")
     layers, step = config.int("num_hidden_layers", low=1), config.int("decoder_sparse_step", 1, low=1)
     dense = set(config.list("mlp_only_layers", [], of=int, limit=MAX_LAYERS))
     kv["mpool.dense_layers"] = [int(i in dense or (i + 1) % step != 0) for i in range(layers)]
-    shared = usual.get("shared_expert_intermediate_size")
+    shared = row.defaults.get("shared_expert_intermediate_size")
     if shared:
-        kv[f"{a}.expert_shared_feed_forward_length"] = config.int("shared_expert_intermediate_size", shared, low=1,
-                                                                  high=MAX_WIDTH)
+        kv[f"{row.name}.expert_shared_feed_forward_length"] = config.int("shared_expert_intermediate_size", shared,
+                                                                         low=1, high=MAX_WIDTH)
         require_values(config, {"qkv_bias": (None, True)})
     else:
         require_values(config, {"use_qk_norm": (None, True), "shared_expert_intermediate_size": (None, 0)})
     return finish(config, row, kv, used | {
-        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-        "decoder_sparse_step", "mlp_only_layers", "use_qk_norm", "output_router_logits", "router_aux_loss_coef",
-        "shared_expert_intermediate_size", *(("qkv_bias",) if shared else ())})
+        "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "use_qk_norm", "shared_expert_intermediate_size",
+        *(("qkv_bias",) if shared else ())})
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:

@@ -9,7 +9,10 @@ from . import (
     deberta,
     deepseek,
     embedders,
+    ernie,
+    exaone,
     gemma,
+    glm,
     gpt_oss,
     granite,
     gte,
@@ -18,12 +21,14 @@ from . import (
     jina_v5,
     lfm,
     llama,
+    mistral,
     modernbert,
     mpnet,
     nomic,
     olmo,
     phi,
     qwen_moe,
+    seed_oss,
     smollm,
 )
 from .rows import Architecture
@@ -33,6 +38,7 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
                                   *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
-                                  *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS)
+                                  *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS, *mistral.ROWS, *glm.ROWS,
+                                  *ernie.ROWS, *exaone.ROWS, *seed_oss.ROWS)
 
 __all__ = ["ROWS"]

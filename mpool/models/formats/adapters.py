@@ -38,7 +38,7 @@ LAYERS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ff
 _LAYER = re.compile(r"blk\.\{\}\.(" + "|".join(LAYERS) + r")\.weight")
 _PART = re.compile(r"(.+)\[(\d+)\]")
 #: Architectures whose GGUF files interleave the halves of each head in the rows of queries and keys.
-_INTERLEAVED = frozenset({"llama", "smollm3", "granite"})
+_INTERLEAVED = frozenset({"llama", "smollm3", "granite", "granitemoe", "mistral3"})
 #: Keys of patterns without operators: see :class:`_Pattern`.
 _PLAIN_KEY = re.compile(r"\^?(?:[\w.-]|\\\.)+")
 _PEFT_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[A-Za-z0-9_-]+)?\.weight")

@@ -156,6 +156,37 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                           "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
     "olmo2_biased": ("Olmo2Config", "Olmo2ForCausalLM", {"attention_bias": True, "hidden_act": "gelu"}),
+    "olmo2_3": ("Olmo3Config", "Olmo3ForCausalLM",
+                {"sliding_window": 60, "rope_parameters": {
+                    "full_attention": {"rope_type": "yarn", "rope_theta": 3e4, "factor": 4.0,
+                                       "original_max_position_embeddings": 100},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 3e4}}}),
+    "olmo2_3_own": ("Olmo3Config", "Olmo3ForCausalLM",
+                    {"sliding_window": 30, "attention_bias": True, "rope_parameters": {
+                        "full_attention": {"rope_type": "default", "rope_theta": 3e4},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 2e3}}}),
+    "llama_mixtral": ("MixtralConfig", "MixtralForCausalLM",
+                      {"head_dim": 20, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mistral3": ("Ministral3Config", "Ministral3ForCausalLM",
+                 {"head_dim": 20, "rope_parameters": {
+                     "rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                     "mscale": 1.0, "mscale_all_dim": 0.7, "original_max_position_embeddings": 60,
+                     "llama_4_scaling_beta": 0.3}}),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {"head_dim": 20, "partial_rotary_factor": 0.6}),
+    "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"head_dim": 20}),
+    "ernie4_5_biased": ("Ernie4_5Config", "Ernie4_5ForCausalLM",
+                        {"head_dim": 12, "use_bias": True, "hidden_act": "gelu"}),
+    "exaone4": ("Exaone4Config", "Exaone4ForCausalLM",
+                {"head_dim": 20, "sliding_window": 60,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 30000.0}}),
+    "exaone4_full": ("Exaone4Config", "Exaone4ForCausalLM",
+                     {"sliding_window": None,
+                      "rope_parameters": {"rope_type": "llama3", "rope_theta": 30000.0, "factor": 8.0,
+                                          "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                          "original_max_position_embeddings": 64}}),
+    "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {"head_dim": 20}),
+    "seed_oss_biased": ("SeedOssConfig", "SeedOssForCausalLM",
+                        {"head_dim": 12, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM",
                 {"sliding_window": 60, "logit_scale": 0.7, "layer_norm_eps": 1e-3,
                  "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}}),
@@ -170,6 +201,10 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
+               "olmo2_3_own": ["full_attention", "sliding_attention", "full_attention"],
+               "olmo2_3": ["full_attention", "sliding_attention", "full_attention"],
+               "exaone4": ["full_attention", "sliding_attention", "full_attention"],
+               "exaone4_full": ["full_attention"] * 3,
                "granite_hybrid": ["attention"] * 3,
                "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
                "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"]}
@@ -178,7 +213,7 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
 FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
-                "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
+                "qwen2moe_dense", "granite_hybrid", "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
                 "lfm2_biased")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2")

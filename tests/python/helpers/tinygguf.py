@@ -97,8 +97,14 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         original = rope["original_max_position_embeddings"]
         stretch = config.max_position_embeddings / original
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
-    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2") and config.sliding_window:
+    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2", "olmo2", "exaone4") \
+            and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if arch == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     experts = next(filter(None, (getattr(config, key, None) for key in ("n_routed_experts", "num_local_experts",
                                                                         "num_experts"))), None)
     if experts:
@@ -203,9 +209,10 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     """
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
-            "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2"}.get(config.model_type, config.model_type)
+            "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "olmo3": "olmo2", "mixtral": "llama",
+            "ministral3": "mistral3"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
-    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
+    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "mistral3")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
