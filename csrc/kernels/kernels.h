@@ -427,10 +427,10 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
 
 /* ---- recurrent states -------------------------------------------------------------------------------------------- */
 
-enum { MP_STATE_LANES = 16 }; /* components of values in a block of a state */
+enum { MP_STATE_BLOCK = 16 }; /* components of values in a block of a state */
 
 /* A head of a recurrent mixer with a matrix as state (gated delta net, Mamba-2), over the rows of a sequence. The
- * columns of the matrix are independent. They lie in blocks of MP_STATE_LANES columns, S [dk][MP_STATE_LANES]; the
+ * columns of the matrix are independent. They lie in blocks of MP_STATE_BLOCK columns, S [dk][MP_STATE_BLOCK]; the
  * columns from dv on are padding, whose values are unspecified. Slot state_scan, for each row in order and each column:
  *
  *   u = v, or with beta: u = beta * (v - decay * a), where a = the sum of S[i] * k[i]
@@ -441,7 +441,7 @@ enum { MP_STATE_LANES = 16 }; /* components of values in a block of a state */
  * (p0 + p1) + (p2 + p3). Every other product is rounded. So a state depends on its rows alone, and not on the calls
  * that they come in. */
 typedef struct mp_state_scan {
-    float *state; /* [ceil(dv / MP_STATE_LANES)][dk][MP_STATE_LANES] */
+    float *state; /* [ceil(dv / MP_STATE_BLOCK)][dk][MP_STATE_BLOCK] */
     int dk, dv, rows;
     const float *k, *q; /* [rows, ldk] and [rows, ldq]; q NULL: no outputs */
     const float *v;     /* [rows, ldv] */

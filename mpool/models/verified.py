@@ -148,6 +148,7 @@ ROWS = (
     _decoder("exaone4", "EXAONE 4.0", gguf="transformers", more=(f"{_DECODER}[exaone4_full]",)),
     _decoder("seed_oss", "Seed-OSS", gguf="transformers"),
     _decoder("lfm2", "LFM2, LFM2.5", gguf="transformers"),
+    _decoder("lfm2moe", "LFM2-MoE: LFM2-8B-A1B", gguf="transformers"),
     _image("dinov2", "DINOv2", "transformers, ONNX Runtime",
            ("parity/test_parity_dino.py::test_real_dino_against_onnx_runtime",)),
     _image("dinov2_with_registers", "DINOv2 with registers"),

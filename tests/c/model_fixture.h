@@ -231,6 +231,39 @@ static inline void tiny_short_conv(tiny_file *file, const mp_dtype *types, int t
     tiny_tensor(file, name, MP_F32, TINY_HIDDEN, TINY_TAPS, 1.0f, 0);
 }
 
+/* Sizes of a gated delta net: heads of keys, heads, components of keys and of values. */
+enum { TINY_KEYS = 2, TINY_VALUES = 4, TINY_DK = 7, TINY_DV = 21 };
+
+static inline void tiny_gated_delta_keys(mp_spec *spec, const char *arch) {
+    tiny_arch_int(spec, arch, "ssm.conv_kernel", TINY_TAPS);
+    tiny_arch_int(spec, arch, "ssm.state_size", TINY_DK);
+    tiny_arch_int(spec, arch, "ssm.group_count", TINY_KEYS);
+    tiny_arch_int(spec, arch, "ssm.time_step_rank", TINY_VALUES);
+    tiny_arch_int(spec, arch, "ssm.inner_size", TINY_VALUES * TINY_DV);
+}
+
+static inline void tiny_gated_delta(tiny_file *file, const mp_dtype *types, int type_count, int layer) {
+    enum { INNER = TINY_VALUES * TINY_DV, CHANNELS = 2 * TINY_KEYS * TINY_DK + INNER };
+    const struct {
+        const char *name;
+        int rows, columns;
+        float size, centre;
+    } tensors[] = {{"attn_qkv.weight", CHANNELS, TINY_HIDDEN, 0.1f, 0},
+                   {"attn_gate.weight", INNER, TINY_HIDDEN, 0.1f, 0},
+                   {"ssm_beta.weight", TINY_VALUES, TINY_HIDDEN, 0.3f, 0},
+                   {"ssm_alpha.weight", TINY_VALUES, TINY_HIDDEN, 0.3f, 0},
+                   {"ssm_conv1d.weight", CHANNELS, TINY_TAPS, 1, 0}, {"ssm_a_log", 1, TINY_VALUES, 1, -1.5f},
+                   {"ssm_dt.bias", 1, TINY_VALUES, 1, 0}, {"ssm_norm.weight", 1, TINY_DV, 0.3f, 1}};
+    char name[64];
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s", layer, tensors[i].name);
+        tiny_tensor(file, name, i < 4 ? types[(layer + (int)i) % type_count] : MP_F32, tensors[i].rows,
+                    tensors[i].columns, tensors[i].size, tensors[i].centre);
+    }
+    snprintf(name, sizeof name, "blk.%d.ssm_out.weight", layer);
+    tiny_tensor(file, name, MP_F32, TINY_HIDDEN, INNER, 0.1f, 0);
+}
+
 /* Set the keys of multi-head latent attention, and of DeepSeek's grouped routing and shared expert. */
 static inline void tiny_latent_keys(mp_spec *spec, const tiny_kind *kind) {
     mp_error error;
@@ -328,6 +361,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     if (kind->mixers) {
         tiny_ints(file.spec, "mpool.layer_mixers", kind->mixers, TINY_LAYERS);
         tiny_arch_int(file.spec, kind->arch, "shortconv.l_cache", TINY_TAPS);
+        tiny_gated_delta_keys(file.spec, kind->arch);
     }
     if (latent)
         tiny_latent_keys(file.spec, kind);
@@ -402,6 +436,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         }
         if (kind->mixers && kind->mixers[l] == 1)
             tiny_short_conv(&file, types, type_count, l);
+        if (kind->mixers && kind->mixers[l] == 2)
+            tiny_gated_delta(&file, types, type_count, l);
         for (int e = 0; e + 1 < kind->experts; e++)
             tiny_expert(&file, types, type_count, l, e);
         const struct {

@@ -345,6 +345,7 @@ MP_TEST(models_decoder_defaults) {
         {"mpool.expert_clamp", NULL, "0.001"},
     };
     static const optional_key of_latents[] = {
+        {"mpool.expert_epsilon", NULL, "0.5"},
         {"mpool.latent_epsilon", "0.00001", "0.5"},
         {"mpool.expert_scale", "1.0", "2.0"},
     };

@@ -236,13 +236,27 @@ MP_TEST(models_experts_in_groups_suffice) {
 
 /* Sigmoid scores may all round to 0. The normalised weights are then 0 and not NaN. */
 MP_TEST(models_experts_without_any_score_add_nothing) {
-    const mp_routing routing = {.sigmoid = true, .normalise = true, .scale = 1, .groups = 1, .groups_used = 1};
+    const mp_routing routing = {
+        .sigmoid = true, .normalise = true, .epsilon = 1e-20f, .scale = 1, .groups = 1, .groups_used = 1};
     float scores[4] = {-200, -300, -200, -250}, merit[4], weight[2];
     int32_t chosen[2];
     mp_kernels_init();
     mp_route(&routing, NULL, 4, 2, scores, merit, chosen, weight);
     for (int j = 0; j < 2; j++)
         MP_CHECK(weight[j] >= 0 && weight[j] < 1e-10f);
+}
+
+/* LFM2-MoE adds 1e-6 to the sum, which counts where all scores are small. */
+MP_TEST(models_experts_add_their_epsilon_to_the_sum) {
+    const mp_routing routing = {
+        .sigmoid = true, .normalise = true, .epsilon = 1e-6f, .scale = 1, .groups = 1, .groups_used = 1};
+    float scores[3] = {-13, -12, -40}, merit[3], weight[2];
+    int32_t chosen[2];
+    mp_kernels_init();
+    mp_route(&routing, NULL, 3, 2, scores, merit, chosen, weight);
+    const double first = 1 / (1 + exp(12)), second = 1 / (1 + exp(13));
+    MP_CHECK(chosen[0] == 1 && chosen[1] == 0);
+    MP_CHECK(fabs(weight[0] - first / (first + second + 1e-6)) < 1e-5);
 }
 
 /* ---- tensors that hold all experts ------------------------------------------------------------------------------- */

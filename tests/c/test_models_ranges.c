@@ -48,6 +48,7 @@ MP_TEST(models_ranges_of_experts) {
         {".expert_used_count", "an integer from 1 to 4"},
         {".leading_dense_block_count", "an integer from 0 to 3"},
         {"mpool.expert_clamp", "a number from 0.001 to 1e+06"},
+        {"mpool.expert_epsilon", "a number from 1e-30 to 1"},
         {"mpool.expert_groups", "an integer from 1 to 4"},
         {"mpool.expert_groups_used", "the integer 1"},
         {"mpool.expert_scale", "a number from 1e-06 to 1e+06"},

@@ -108,6 +108,62 @@ static void convolve(const mp_mixer *mixer, double in[][TINY_HIDDEN], double sum
     add(out, sum);
 }
 
+static double silu(double x) { return x / (1 + exp(-x)); }
+
+/* x [n] / the root of the mean square, or / the length, with eps added to the square. */
+static void unit(double *x, int n, double eps, bool mean) {
+    double square = 0;
+    for (int i = 0; i < n; i++)
+        square += x[i] * x[i];
+    square = sqrt((mean ? square / n : square) + eps);
+    for (int i = 0; i < n; i++)
+        x[i] /= square;
+}
+
+/* sum [PROMPT, hidden] += gated delta net(in). */
+static void delta(const mp_mixer *mixer, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
+    enum { KEYS = TINY_KEYS * TINY_DK, VALUES = TINY_VALUES * TINY_DV, CHANNELS = 2 * KEYS + VALUES };
+    static double qkv[PROMPT][CHANNELS], z[PROMPT][VALUES], beta[PROMPT][TINY_VALUES], alpha[PROMPT][TINY_VALUES];
+    static double o[PROMPT][VALUES], out[PROMPT][TINY_HIDDEN], S[TINY_VALUES][TINY_DK][TINY_DV];
+    const mp_recurrent *own = &mixer->recurrent;
+    multiply(&own->in, 0, in[0], TINY_HIDDEN, qkv[0], CHANNELS);
+    multiply(&own->in, 1, in[0], TINY_HIDDEN, z[0], VALUES);
+    multiply(&own->in, 2, in[0], TINY_HIDDEN, beta[0], TINY_VALUES);
+    multiply(&own->in, 3, in[0], TINY_HIDDEN, alpha[0], TINY_VALUES);
+    memset(S, 0, sizeof S);
+    for (int t = 0; t < PROMPT; t++) {
+        double c[CHANNELS] = {0};
+        for (int i = 0; i < CHANNELS; i++) {
+            for (int j = 0; j < own->conv.taps && j <= t; j++)
+                c[i] += (double)own->conv.kernel[(own->conv.taps - 1 - j) * CHANNELS + i] * qkv[t - j][i];
+            c[i] = silu(c[i]);
+        }
+        for (int h = 0; h < 2 * TINY_KEYS; h++)
+            unit(c + h * TINY_DK, TINY_DK, 1e-6, false);
+        for (int h = 0; h < TINY_VALUES; h++) {
+            const int key = own->matrix.tiled ? h % TINY_KEYS : h / (TINY_VALUES / TINY_KEYS);
+            const double *q = c + key * TINY_DK, *k = q + KEYS, *v = c + 2 * KEYS + h * TINY_DV;
+            const double g = exp((double)own->decay[h] * log1p(exp(alpha[t][h] + (double)own->step_bias[h])));
+            for (int j = 0; j < TINY_DV; j++) {
+                double a = 0, total = 0;
+                for (int i = 0; i < TINY_DK; i++)
+                    a += S[h][i][j] * k[i];
+                const double u = (v[j] - g * a) / (1 + exp(-beta[t][h]));
+                for (int i = 0; i < TINY_DK; i++) {
+                    S[h][i][j] = g * S[h][i][j] + k[i] * u;
+                    total += S[h][i][j] * q[i] / sqrt(TINY_DK);
+                }
+                o[t][h * TINY_DV + j] = total;
+            }
+            unit(o[t] + h * TINY_DV, TINY_DV, (double)own->norm.eps, true);
+            for (int j = 0; j < TINY_DV; j++)
+                o[t][h * TINY_DV + j] *= (double)own->norm.weight[j] * silu(z[t][h * TINY_DV + j]);
+        }
+    }
+    multiply(&mixer->out, 0, o[0], VALUES, out[0], TINY_HIDDEN);
+    add(out, sum);
+}
+
 static void feed(const mp_ffn *ffn, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
     static double gate[PROMPT][TINY_FFN], up[PROMPT][TINY_FFN], out[PROMPT][TINY_HIDDEN];
     multiply(&ffn->mlp.up, 0, in[0], TINY_HIDDEN, gate[0], TINY_FFN);
@@ -137,6 +193,8 @@ static void reference(const mp_decoder *model, const int32_t *ids, double *logit
             for (int m = 0; m < sub->mixers; m++)
                 if (sub->mixer[m]->ops == &mp_mixer_short_conv)
                     convolve(sub->mixer[m], in, x);
+                else if (sub->mixer[m]->ops == &mp_mixer_gated_delta)
+                    delta(sub->mixer[m], in, x);
                 else
                     attend(model, sub->mixer[m], in, x);
             for (int f = 0; f < sub->ffns; f++)
@@ -248,11 +306,16 @@ MP_TEST(models_sublayers_of_different_stores_equal_the_reference) {
         check(&plain, tiny_mix_stores, threads);
 }
 
-MP_TEST(models_sublayers_short_convolutions_equal_the_reference) {
-    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1};
-    const tiny_kind kind = {.arch = "llama", .mixers = mixers};
-    for (int threads = 1; threads <= 2; threads++)
-        check(&kind, NULL, threads);
+static void tile_heads(tiny_file *file) { tiny_flag(file->spec, "mpool.tiled_heads", true); }
+
+MP_TEST(models_sublayers_mixers_with_states_equal_the_reference) {
+    static const int64_t convolutions[TINY_LAYERS] = {1, 0, 1}, deltas[TINY_LAYERS] = {2, 0, 2};
+    const tiny_kind kinds[] = {{.arch = "llama", .mixers = convolutions},
+                               {.arch = "llama", .mixers = deltas},
+                               {.arch = "llama", .mixers = deltas, .more = tile_heads}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        for (int threads = 1; threads <= 2; threads++)
+            check(&kinds[i], NULL, threads);
 }
 
 /* A file may list the number of KV heads of each layer. */

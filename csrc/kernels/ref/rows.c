@@ -72,15 +72,15 @@ static void ref_causal_conv(const float *const *x, int64_t at, const float *kern
 static float ref_column_dot(const float *column, const float *x, int n) {
     float sum[4] = {0};
     for (int i = 0; i < n; i++)
-        sum[i % 4] = fmaf(column[i * MP_STATE_LANES], x[i], sum[i % 4]);
+        sum[i % 4] = fmaf(column[i * MP_STATE_BLOCK], x[i], sum[i % 4]);
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 static void ref_state_scan(const mp_state_scan *scan, int block0, int block1) {
-    const int end = block1 * MP_STATE_LANES < scan->dv ? block1 * MP_STATE_LANES : scan->dv;
-    for (int c = block0 * MP_STATE_LANES; c < end; c++) {
+    const int end = block1 * MP_STATE_BLOCK < scan->dv ? block1 * MP_STATE_BLOCK : scan->dv;
+    for (int c = block0 * MP_STATE_BLOCK; c < end; c++) {
         float *const column =
-            scan->state + (ptrdiff_t)(c / MP_STATE_LANES * scan->dk) * MP_STATE_LANES + c % MP_STATE_LANES;
+            scan->state + (ptrdiff_t)(c / MP_STATE_BLOCK * scan->dk) * MP_STATE_BLOCK + c % MP_STATE_BLOCK;
         for (int r = 0; r < scan->rows; r++) {
             const float *const k = scan->k + r * scan->ldk;
             const float decay = scan->decay[r * scan->ld_gates];
@@ -88,7 +88,7 @@ static void ref_state_scan(const mp_state_scan *scan, int block0, int block1) {
             if (scan->beta)
                 u = scan->beta[r * scan->ld_gates] * (u - decay * ref_column_dot(column, k, scan->dk));
             for (int i = 0; i < scan->dk; i++)
-                column[i * MP_STATE_LANES] = fmaf(k[i], u, decay * column[i * MP_STATE_LANES]);
+                column[i * MP_STATE_BLOCK] = fmaf(k[i], u, decay * column[i * MP_STATE_BLOCK]);
             if (scan->u)
                 scan->u[r * scan->ldu + c] = u;
             if (scan->q)

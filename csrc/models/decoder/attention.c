@@ -382,4 +382,8 @@ static mp_mixed attention_mix(const mp_decoder_pass *pass, const mp_decoder_view
     return (mp_mixed){run.mixed, (int64_t)shape->heads * shape->value_dim};
 }
 
-const mp_mixer_ops mp_mixer_attention = {read_attention, attention_needs, attention_cost, attention_mix, true, NULL};
+const mp_mixer_ops mp_mixer_attention = {.read = read_attention,
+                                         .needs = attention_needs,
+                                         .cost = attention_cost,
+                                         .mix = attention_mix,
+                                         .balances = true};

@@ -24,7 +24,6 @@ typedef struct mp_decoder {
     float *balance;    /* memory of the layers' `balance`, or NULL */
     mp_adapters adapters;
     int32_t hidden, layer_count, vocab, context;
-    int32_t conv_taps; /* taps of short convolutions */
     mp_attention_shape *shapes; /* [shape_count] the different sizes of the layers' attention */
     uint16_t *layer_shapes;     /* [layer_count] index of each layer's shape */
     int shape_count;

@@ -122,6 +122,15 @@ mp_status mp_reader_conv(const mp_layer_reader *reader, mp_causal_conv *conv, co
                : MP_OK;
 }
 
+mp_status mp_reader_decay(const mp_layer_reader *reader, float **decay, int32_t heads, mp_error *error) {
+    char plain[64], logarithm[64];
+    snprintf(plain, sizeof plain, "blk.%d.ssm_a", reader->index);
+    snprintf(logarithm, sizeof logarithm, "blk.%d.ssm_a_log", reader->index);
+    return mp_weights_has(reader->model->weights, logarithm)
+               ? mp_builder_vector_exp(reader->builder, decay, logarithm, heads, error)
+               : mp_builder_vector(reader->builder, decay, plain, heads, error);
+}
+
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* Reads the gate of the rows of a shared expert, if the file has one. */
@@ -210,6 +219,8 @@ static mp_status add_mixer(const mp_layer_reader *reader, mp_sublayer *sub, mp_e
     mp_mixer *mixer = mp_sublayer_add_mixer(sub, reader->mixer);
     if (!mixer)
         return mp_fail_memory(error, sizeof *mixer, "a block of a layer");
+    if (mixer->ops->sizes)
+        MP_TRY(mixer->ops->sizes(mp_weights_spec(reader->model->weights), mixer, error));
     return mixer->ops->read(reader, mixer, error);
 }
 
@@ -221,29 +232,34 @@ static mp_status add_ffns(const mp_layer_reader *reader, mp_sublayer *sub, bool 
     return width > 0 ? read_dense(reader, sub, !dense, width, error) : MP_OK;
 }
 
-/* Values of the list `mpool.layer_mixers`, which says of each layer which mixer it has. */
-typedef enum mp_layer_mixes { MP_MIXES_ATTENTION, MP_MIXES_SHORT_CONV } mp_layer_mixes;
+/* Values of the list `mpool.layer_mixers`: indices of this table. */
+static const mp_mixer_ops *const mixers[] = {NULL, &mp_mixer_short_conv, &mp_mixer_gated_delta};
+enum { MIXERS = sizeof mixers / sizeof *mixers, ATTENTION = 0 };
 
-static const mp_mixer_ops *mixer_of(uint32_t flags, int64_t mixes) {
-    if (mixes == MP_MIXES_SHORT_CONV)
-        return &mp_mixer_short_conv;
-    return flags & MP_DECODER_LATENT_ATTENTION ? &mp_mixer_latent : &mp_mixer_attention;
+/* Reads the kinds of mixers. */
+static mp_status read_mixers(const mp_spec *spec, int layers, int64_t *mixes, mp_error *error) {
+    int64_t attention = ATTENTION;
+    MP_TRY(mp_spec_ints(spec, "mpool.layer_mixers", layers, 0, MIXERS - 1, &attention, mixes, error));
+    for (int i = 0; i < layers; i++)
+        if (mixes[i] == ATTENTION)
+            return MP_OK;
+    return mp_fail(error, MP_UNSUPPORTED, "no layer has attention, which mpool does not support");
 }
 
-/* Reads the kinds of mixers, and the sizes of those that are not attention. */
-static mp_status read_mixers(mp_decoder *model, const mp_load_args *args, int64_t *mixes, mp_error *error) {
-    int64_t attention = MP_MIXES_ATTENTION, taps, counts[MP_MIXES_SHORT_CONV + 1] = {0};
-    MP_TRY(mp_spec_ints(args->spec, "mpool.layer_mixers", model->layer_count, MP_MIXES_ATTENTION, MP_MIXES_SHORT_CONV,
-                        &attention, mixes, error));
-    for (int i = 0; i < model->layer_count; i++)
-        counts[mixes[i]]++;
-    if (counts[MP_MIXES_ATTENTION] == 0)
-        return mp_fail(error, MP_UNSUPPORTED, "no layer has attention, which mpool does not support");
-    if (counts[MP_MIXES_SHORT_CONV] > 0) {
-        MP_TRY(mp_spec_int(args->spec, "{arch}.shortconv.l_cache", 2, MP_BUILDER_TAPS, NULL, &taps, error));
-        model->conv_taps = (int32_t)taps;
+uint64_t mp_decoder_state_bytes(const mp_spec *spec) {
+    int64_t layers, mixes[MP_DECODER_LAYERS];
+    uint64_t bytes = 0;
+    size_t log_bytes;
+    mp_error error;
+    if (mp_spec_int(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, &error) != MP_OK ||
+        read_mixers(spec, (int)layers, mixes, &error) != MP_OK)
+        return 0;
+    for (int i = 0; i < layers; i++) {
+        mp_mixer mixer = {.ops = mixers[mixes[i]]};
+        if (mixer.ops && mixer.ops->sizes(spec, &mixer, &error) == MP_OK)
+            bytes += mixer.ops->state(&mixer, &log_bytes);
     }
-    return MP_OK;
+    return bytes;
 }
 
 /* Composes a layer: a mixer, and a network with a norm of its own, or with that of the mixer. A layer may also have one
@@ -268,6 +284,8 @@ static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_layer_
 
 mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error) {
+    const bool latent = (args->flags & MP_DECODER_LATENT_ATTENTION) != 0;
+    const mp_mixer_ops *const attention = latent ? &mp_mixer_latent : &mp_mixer_attention;
     bool dense[MP_DECODER_LAYERS], gated = true, one_norm = false;
     int64_t has[MP_DECODER_LAYERS], mixes[MP_DECODER_LAYERS], both = MP_LAYER_BOTH;
     MP_TRY(read_dense_layers(model, args->spec, dense, error));
@@ -275,11 +293,11 @@ mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const
     MP_TRY(mp_spec_bool(args->spec, "mpool.one_norm", &one_norm, &one_norm, error));
     MP_TRY(mp_spec_ints(args->spec, "mpool.layer_blocks", model->layer_count, MP_LAYER_BOTH, MP_LAYER_FFN, &both, has,
                         error));
-    MP_TRY(read_mixers(model, args, mixes, error));
+    MP_TRY(read_mixers(args->spec, model->layer_count, mixes, error));
     model->last_mixed = -1;
     for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
-        const mp_layer_reader reader = {model, builder,  i, args->flags, norm_offset,
-                                        gated, one_norm, mixer_of(args->flags, mixes[i])};
+        const mp_mixer_ops *const mixer = mixes[i] == ATTENTION ? attention : mixers[mixes[i]];
+        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset, gated, one_norm, mixer};
         MP_TRY(read_layer(&reader, dense[i], (mp_layer_has)has[i], &model->layers[i], error));
         if (mp_layer_mixer(&model->layers[i], 0, NULL))
             model->last_mixed = i;

@@ -222,20 +222,10 @@ static uint64_t packed_bytes(const mp_tensor_entry *entry, mp_compute compute, m
     return mp_wmat_bytes(&w);
 }
 
-/* Predicts the memory of the state of a sequence (generation/states.h). */
-static uint64_t state_bytes(const mp_spec *spec) {
-    int64_t layers, hidden, taps, mixes[MP_DECODER_LAYERS], attention = 0, convs = 0;
-    mp_error error;
+/* Predicts the memory of the state of a sequence. */
+static uint64_t state_memory(const mp_spec *spec) {
     mp_kv_arena arena;
-    if (!mp_spec_find(spec, "mpool.layer_mixers") ||
-        mp_spec_int(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, &error) != MP_OK ||
-        mp_spec_int(spec, "{arch}.embedding_length", 1, 1 << 20, NULL, &hidden, &error) != MP_OK ||
-        mp_spec_int(spec, "{arch}.shortconv.l_cache", 2, MP_BUILDER_TAPS, NULL, &taps, &error) != MP_OK ||
-        mp_spec_ints(spec, "mpool.layer_mixers", (int)layers, 0, 1, &attention, mixes, &error) != MP_OK)
-        return 0;
-    for (int i = 0; i < layers; i++)
-        convs += mixes[i];
-    mp_kv_arena_init(&arena, (size_t)(convs * (taps - 1) * hidden) * sizeof(float), NULL);
+    mp_kv_arena_init(&arena, mp_decoder_state_bytes(spec), NULL);
     return arena.region_bytes ? arena.region_bytes : arena.slot_bytes;
 }
 
@@ -257,7 +247,7 @@ static uint64_t cache_bytes(const mp_spec *spec) {
             dim = equal;
         block = (uint64_t)(layers * heads * dim) * 2 * MP_KV_BLOCK * sizeof(int16_t);
     }
-    return logits + 2 * ((block + MP_HUGE_PAGE - 1) / MP_HUGE_PAGE) * MP_HUGE_PAGE + state_bytes(spec);
+    return logits + 2 * ((block + MP_HUGE_PAGE - 1) / MP_HUGE_PAGE) * MP_HUGE_PAGE + state_memory(spec);
 }
 
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {

@@ -28,8 +28,10 @@ typedef struct mp_mixer_ops {
     mp_mixed (*mix)(const struct mp_decoder_pass *pass, const struct mp_decoder_view *view, const mp_mixer *mixer,
                     const float *in, float scale);
     bool balances; /* decoder/balance.c may balance the components of keys */
-    /* Returns the bytes of the mixer's part of a sequence's state, and those of its part of the log
-     * (generation/states.h). NULL: the mixer is attention, which keeps keys and values. */
+    /* Mixers with a state (generation/states.h); NULL: the mixer is attention, which keeps keys and values.
+     * sizes: reads the sizes that the state depends on. state: returns the bytes of the mixer's part of a sequence's
+     * state, and those of its part of the log. */
+    mp_status (*sizes)(const mp_spec *spec, mp_mixer *mixer, mp_error *error);
     size_t (*state)(const mp_mixer *mixer, size_t *log_bytes);
 } mp_mixer_ops;
 
@@ -68,9 +70,18 @@ typedef struct mp_causal_conv { /* a convolution of each channel along the posit
     float *bias;   /* [channels] or NULL */
 } mp_causal_conv;
 
+typedef struct mp_matrix_heads { /* heads with a matrix [dk, dv] as state: decoder/recurrent.h */
+    int32_t heads, keys; /* number of heads, and of heads of keys and queries; several heads share one */
+    int32_t dk, dv;
+    bool tiled; /* head h has the keys of head h mod `keys`; otherwise those of head h / (heads / keys) */
+} mp_matrix_heads;
+
 typedef struct mp_recurrent { /* a mixer with a state */
     mp_linear in;
     mp_causal_conv conv;
+    mp_matrix_heads matrix;
+    float *decay, *step_bias; /* [heads] */
+    mp_norm norm;
     size_t state_at, log_at; /* place of its parts in the state and in the log */
 } mp_recurrent;
 
@@ -85,6 +96,7 @@ struct mp_mixer {
 extern const mp_mixer_ops mp_mixer_attention; /* decoder/attention.c */
 extern const mp_mixer_ops mp_mixer_latent;    /* decoder/mla.c */
 extern const mp_mixer_ops mp_mixer_short_conv; /* decoder/short_conv.c */
+extern const mp_mixer_ops mp_mixer_gated_delta; /* decoder/gated_delta.c */
 
 /* ---- reading: decoder/layers.c ----------------------------------------------------------------------------------- */
 
@@ -119,5 +131,8 @@ mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const 
 /* Adds the kernels blk.<index>.<name>.weight of a convolution, whose sizes are set, and its bias if the file has one.
  */
 mp_status mp_reader_conv(const mp_layer_reader *reader, mp_causal_conv *conv, const char *name, mp_error *error);
+/* Adds the factors of the logarithms of decays [heads], which are negative: tensor blk.<index>.ssm_a, or
+ * blk.<index>.ssm_a_log, whose values a become -exp(a). */
+mp_status mp_reader_decay(const mp_layer_reader *reader, float **decay, int32_t heads, mp_error *error);
 
 #endif

@@ -277,4 +277,7 @@ static mp_mixed latent_mix(const mp_decoder_pass *pass, const mp_decoder_view *v
     return (mp_mixed){per_head, heads * value};
 }
 
-const mp_mixer_ops mp_mixer_latent = {read_latent, latent_needs, latent_cost, latent_mix, false, NULL};
+const mp_mixer_ops mp_mixer_latent = {.read = read_latent,
+                                      .needs = latent_needs,
+                                      .cost = latent_cost,
+                                      .mix = latent_mix};

@@ -1,6 +1,7 @@
 #include "models/decoder/recurrent.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 size_t mp_causal_conv_state(const mp_causal_conv *conv, size_t *log_bytes) {
@@ -52,4 +53,126 @@ void mp_causal_conv_rows(const mp_causal_conv *conv, const mp_state_rows *part, 
     for (int r = 0; r < part->rows; r++)
         memcpy(log + (ptrdiff_t)(part->done + r) * conv->channels + c0, x + r * ldx + c0,
                (size_t)(c1 - c0) * sizeof *log);
+}
+
+/* ---- heads with a matrix as state -------------------------------------------------------------------------------- */
+
+static int blocks_of(const mp_matrix_heads *matrix) { return (matrix->dv + MP_STATE_BLOCK - 1) / MP_STATE_BLOCK; }
+
+/* Returns the floats of the matrix of a head. */
+static ptrdiff_t matrix_floats(const mp_matrix_heads *matrix) {
+    return (ptrdiff_t)blocks_of(matrix) * matrix->dk * MP_STATE_BLOCK;
+}
+
+size_t mp_matrix_state(const mp_matrix_heads *matrix, size_t *log_bytes) {
+    const size_t heads = (size_t)matrix->heads, keys = (size_t)matrix->keys * (size_t)matrix->dk;
+    *log_bytes = mp_arena_cost(MP_STATE_LOG * (keys + heads * (size_t)matrix->dv + heads) * sizeof(float));
+    return mp_arena_cost(heads * mp_matrix_copy(matrix));
+}
+
+size_t mp_matrix_copy(const mp_matrix_heads *matrix) { return (size_t)matrix_floats(matrix) * sizeof(float); }
+
+typedef struct matrix_log { /* [MP_STATE_LOG, ld_k], [MP_STATE_LOG, ld_u], [MP_STATE_LOG, heads] */
+    float *k, *u, *decay;
+    int64_t ld_k, ld_u;
+} matrix_log;
+
+static matrix_log log_at(const mp_matrix_heads *matrix, float *log) {
+    const int64_t ld_k = (int64_t)matrix->keys * matrix->dk, ld_u = (int64_t)matrix->heads * matrix->dv;
+    if (!log)
+        return (matrix_log){.ld_k = ld_k, .ld_u = ld_u};
+    float *const u = log + MP_STATE_LOG * ld_k;
+    return (matrix_log){log, u, u + MP_STATE_LOG * ld_u, ld_k, ld_u};
+}
+
+/* Scans the rows of `part` for some columns of a head. scan: the head's rows from row part->first on. done: rows of
+ * the log, which the state lacks. */
+static void scan_head(const mp_state_rows *part, mp_state_scan *scan, mp_state_scan *done, int block0, int block1,
+                      float *copy) {
+    const mp_kernels *call = mp_kernels_get();
+    const ptrdiff_t from = (ptrdiff_t)block0 * scan->dk * MP_STATE_BLOCK;
+    const ptrdiff_t to = (ptrdiff_t)block1 * scan->dk * MP_STATE_BLOCK;
+    if (part->done == 0 && done->rows > 0)
+        call->state_scan(done, block0, block1); /* accepted rows */
+    if (part->seq->logs) {
+        memcpy(copy + from, scan->state + from, (size_t)(to - from) * sizeof *copy);
+        scan->state = done->state = copy;
+        if (part->done > 0)
+            call->state_scan(done, block0, block1);
+    }
+    call->state_scan(scan, block0, block1);
+}
+
+void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                         float *state, float *log, const mp_state_scan *rows, float *copy) {
+    const int blocks = blocks_of(matrix);
+    const matrix_log at = log_at(matrix, log);
+    const bool logs = part->seq->logs;
+    int64_t unit, end;
+    assert(!logs || (log && part->done + part->rows <= MP_STATE_LOG));
+    mp_team_split(thread, (int64_t)matrix->heads * blocks, 1, &unit, &end);
+    while (unit < end) {
+        const int head = (int)(unit / blocks), block0 = (int)(unit % blocks);
+        const int block1 = end - unit < blocks - block0 ? block0 + (int)(end - unit) : blocks;
+        const ptrdiff_t key = (ptrdiff_t)matrix->dk *
+                              (matrix->tiled ? head % matrix->keys : head / (matrix->heads / matrix->keys));
+        const ptrdiff_t value = (ptrdiff_t)head * matrix->dv;
+        mp_state_scan scan = *rows, done = {.dk = matrix->dk, .dv = matrix->dv, .rows = mp_state_logged(part)};
+        scan.dk = matrix->dk;
+        scan.dv = matrix->dv;
+        scan.rows = part->rows;
+        scan.state = done.state = state + head * matrix_floats(matrix);
+        scan.k += part->first * scan.ldk + key;
+        scan.q += part->first * scan.ldq + key;
+        scan.v += part->first * scan.ldv + value;
+        scan.o += part->first * scan.ldo + value;
+        scan.decay += part->first * scan.ld_gates + head;
+        scan.beta = rows->beta ? rows->beta + part->first * scan.ld_gates + head : NULL;
+        scan.u = logs ? at.u + part->done * at.ld_u + value : NULL;
+        scan.ldu = at.ld_u;
+        if (done.rows > 0) {
+            done.k = at.k + key;
+            done.v = at.u + value;
+            done.decay = at.decay + head;
+            done.ldk = at.ld_k;
+            done.ldv = at.ld_u;
+            done.ld_gates = matrix->heads;
+        }
+        scan_head(part, &scan, &done, block0, block1, copy);
+        unit += block1 - block0;
+    }
+}
+
+void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                        float *log, const mp_state_scan *rows) {
+    const matrix_log at = log_at(matrix, log);
+    int64_t begin, end;
+    if (!part->seq->logs)
+        return;
+    mp_team_split(thread, part->rows, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++) {
+        const int64_t to = part->done + r, from = part->first + r;
+        memcpy(at.k + to * at.ld_k, rows->k + from * rows->ldk, (size_t)at.ld_k * sizeof *at.k);
+        memcpy(at.decay + to * matrix->heads, rows->decay + from * rows->ld_gates,
+               (size_t)matrix->heads * sizeof *at.decay);
+    }
+}
+
+/* Returns log(1 + e) for e in [0, 1]: 2 atanh(e / (2 + e)), whose series is exact to 1e-11 after eleven terms. All
+ * operations are IEEE, so the bits are those of every machine. */
+static double log_1p(double e) {
+    const double z = e / (2 + e), z2 = z * z;
+    double sum = 0;
+    for (int i = 10; i >= 0; i--)
+        sum = sum * z2 + 1.0 / (2 * i + 1);
+    return 2 * z * sum;
+}
+
+void mp_softplus(float *x, int n) {
+    for (int i = 0; i < n; i++) {
+        const float below = -fabsf(x[i]);
+        float e;
+        mp_kernels_get()->exp_sum(&below, 1, 0, &e);
+        x[i] = (float)((x[i] > 0 ? (double)x[i] : 0.0) + log_1p((double)e)); /* NaN: e is NaN */
+    }
 }

@@ -1,4 +1,5 @@
-/* decoder/recurrent.h: what mixers with a state share: the rows of a sequence in a row block, and causal convolutions.
+/* decoder/recurrent.h: what mixers with a state share: the rows of a sequence in a row block, causal convolutions, and
+ * heads with a matrix as state.
  *
  * A pass goes through a layer row block by row block, so the state of a sequence moves along: a row block finds the
  * state that the one before it has left. */
@@ -7,6 +8,12 @@
 
 #include "models/decoder/pass.h"
 #include "models/generation/states.h"
+
+enum { /* limits of sizes, which keep products of sizes far below 2^63 */
+    MP_RECURRENT_WIDTH = 1 << 20, /* channels of a convolution */
+    MP_MATRIX_HEADS = 1 << 12,
+    MP_MATRIX_DIM = 1 << 10,
+};
 
 typedef struct mp_state_rows { /* the rows of one sequence in the current row block */
     const mp_row_seq *seq;
@@ -41,5 +48,22 @@ static inline size_t mp_causal_conv_pointers(const mp_causal_conv *conv, int M) 
  * pointers [mp_causal_conv_pointers] scratch. x and y point at row 0 of the row block, channel 0. */
 void mp_causal_conv_rows(const mp_causal_conv *conv, const mp_state_rows *part, float *tail, float *log, const float *x,
                          int64_t ldx, float *y, int64_t ldy, int64_t c0, int64_t c1, const float **pointers);
+
+/* Heads with a matrix as state: mp_state_scan. Their part of the state is the matrices; that of the log, for each row,
+ * the keys and u of all heads, and their decays. Returns the bytes of both. */
+size_t mp_matrix_state(const mp_matrix_heads *matrix, size_t *log_bytes);
+size_t mp_matrix_copy(const mp_matrix_heads *matrix); /* bytes of `copy` of mp_matrix_scan_rows */
+/* Scans the thread's share of the rows, and adds them to the state. With draft rows, it writes u to the log instead.
+ * `state` and `log` point to the heads' part of them, log NULL: the sequence has none. `rows` points at head 0 in row 0
+ * of the row block: keys and queries of neighbouring heads are dk apart, values and outputs dv, decays and betas 1. Its
+ * other fields are not read. copy: scratch of the thread. */
+void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                         float *state, float *log, const mp_state_scan *rows, float *copy);
+/* Writes the keys and decays of draft rows to the log. No thread may still be in mp_matrix_scan_rows. */
+void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                        float *log, const mp_state_scan *rows);
+
+/* x [n] = log(1 + exp(x)) */
+void mp_softplus(float *x, int n);
 
 #endif

@@ -6,14 +6,20 @@
  * The state is the last taps - 1 rows of b * x. Threads divide the channels. */
 #include "models/decoder/recurrent.h"
 
+static mp_status short_conv_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error) {
+    int64_t taps, channels;
+    MP_TRY(mp_spec_int(spec, "{arch}.shortconv.l_cache", 2, MP_BUILDER_TAPS, NULL, &taps, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.embedding_length", 1, MP_RECURRENT_WIDTH, NULL, &channels, error));
+    mixer->recurrent.conv.taps = (int32_t)taps;
+    mixer->recurrent.conv.channels = (int32_t)channels;
+    return MP_OK;
+}
+
 static mp_status short_conv_read(const mp_layer_reader *reader, mp_mixer *mixer, mp_error *error) {
     const mp_decoder *model = reader->model;
-    mp_causal_conv *conv = &mixer->recurrent.conv;
     const mp_reader_part in = {"shortconv.in_proj", 3 * model->hidden}, out = {"shortconv.out_proj", model->hidden};
-    conv->channels = model->hidden;
-    conv->taps = model->conv_taps;
     MP_TRY(mp_reader_linear(reader, &mixer->recurrent.in, &in, 1, model->hidden, 1, error));
-    MP_TRY(mp_reader_conv(reader, conv, "shortconv.conv", error));
+    MP_TRY(mp_reader_conv(reader, &mixer->recurrent.conv, "shortconv.conv", error));
     return mp_reader_linear(reader, &mixer->out, &out, 1, model->hidden, model->residual_scale, error);
 }
 
@@ -77,4 +83,5 @@ const mp_mixer_ops mp_mixer_short_conv = {.read = short_conv_read,
                                           .needs = short_conv_needs,
                                           .cost = short_conv_cost,
                                           .mix = short_conv_mix,
+                                          .sizes = short_conv_sizes,
                                           .state = short_conv_state};

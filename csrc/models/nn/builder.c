@@ -28,6 +28,7 @@ typedef struct mp_build_job {
     bool transposed; /* a plain matrix [rows, n] becomes [n, rows] */
     bool append;
     float add;   /* added to each value of a vector */
+    bool exp;    /* the values x of a vector become -exp(x) */
     float scale; /* factor on each value of a bias */
     mp_tensor tensor;
     mp_scaled scaled; /* if the type of `tensor` has separate scales */
@@ -129,6 +130,12 @@ mp_status mp_builder_vector_plus(const mp_builder *builder, float **out, const c
                                  mp_error *error) {
     MP_TRY(add_vector(builder, out, name, n, 0, false, error));
     builder->store->jobs[builder->store->count - 1].add = add;
+    return MP_OK;
+}
+
+mp_status mp_builder_vector_exp(const mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error) {
+    MP_TRY(add_vector(builder, out, name, n, 0, false, error));
+    builder->store->jobs[builder->store->count - 1].exp = true;
     return MP_OK;
 }
 
@@ -562,6 +569,12 @@ static void fill_transposed(const mp_build_job *job) {
     }
 }
 
+static void negate_exp(float *x, int64_t n) {
+    mp_kernels_get()->exp_sum(x, n, 0, x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = -x[i];
+}
+
 /* Sets the places of all tensors, and fills those that are not packed unless they are `filled` already. */
 static void fill_vectors(const mp_builder *builder, bool filled) {
     mp_weight_store *store = builder->store;
@@ -581,6 +594,8 @@ static void fill_vectors(const mp_builder *builder, bool filled) {
                               *job->vector + job->at + row * job->n);
         for (int64_t v = 0; job->add != 0 && v < job->n && !filled; v++)
             (*job->vector)[v] += job->add;
+        if (job->exp && !filled)
+            negate_exp(*job->vector, job->n);
         for (int64_t v = 0; job->append && job->scale != 1 && v < job->n && !filled; v++)
             (*job->vector)[job->at + v] *= job->scale;
         if (job->rows > 1 && !filled)

@@ -68,6 +68,8 @@ mp_status mp_builder_vector(const mp_builder *builder, float **out, const char *
 /* Adds a vector like mp_builder_vector, with `add` added to each value. */
 mp_status mp_builder_vector_plus(const mp_builder *builder, float **out, const char *name, int64_t n, float add,
                                  mp_error *error);
+/* Adds a vector like mp_builder_vector, whose values x become -exp(x). */
+mp_status mp_builder_vector_exp(const mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
 /* Adds a matrix [rows, n], converted to fp32 but not packed: for mp_gemm_f32_plain. */
 mp_status mp_builder_plain(const mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
                            mp_error *error);

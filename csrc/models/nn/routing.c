@@ -8,11 +8,12 @@
 mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t count, int32_t used, mp_error *error) {
     const char *gate;
     bool yes = true, no = false;
-    double scale, unscaled = 1;
+    double scale, epsilon, unscaled = 1, tiny = 1e-20;
     int64_t groups, groups_used, one = 1;
     MP_TRY(mp_spec_string(spec, "mpool.expert_gate", "softmax", &gate, error));
     MP_TRY(mp_spec_bool(spec, "mpool.expert_normalise", &yes, &routing->normalise, error));
     MP_TRY(mp_spec_bool(spec, "mpool.expert_corrected", &no, &routing->corrected, error));
+    MP_TRY(mp_spec_float(spec, "mpool.expert_epsilon", 1e-30, 1, &tiny, &epsilon, error));
     MP_TRY(mp_spec_float(spec, "mpool.expert_scale", 1e-6, 1e6, &unscaled, &scale, error));
     MP_TRY(mp_spec_int(spec, "mpool.expert_groups", 1, count, &one, &groups, error));
     MP_TRY(mp_spec_int(spec, "mpool.expert_groups_used", 1, groups, &groups, &groups_used, error));
@@ -25,6 +26,7 @@ mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t coun
                             "equal groups of at least two experts, with enough experts in the groups used",
                             "%lld of %lld groups of %d experts for %d", (long long)groups_used, (long long)groups,
                             count, used);
+    routing->epsilon = routing->sigmoid ? (float)epsilon : 0; /* softmax: the sum is above 0 */
     routing->scale = (float)scale;
     routing->groups = (int32_t)groups;
     routing->groups_used = (int32_t)groups_used;
@@ -117,8 +119,7 @@ void mp_route(const mp_routing *routing, const float *correction, int32_t count,
         sum = 0;
         for (int32_t j = 0; j < used; j++)
             sum += scores[chosen[j]];
-        if (routing->sigmoid)
-            sum += 1e-20f;
+        sum += routing->epsilon;
     }
     /* NaN ranks last, so the selected experts may hide it */
     bool nan = false;

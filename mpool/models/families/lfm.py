@@ -1,4 +1,7 @@
-"""LFM2 and LFM2.5 (arXiv:2511.23404): gated short convolutions in most layers, attention in the others."""
+"""LFM2 and LFM2.5 (arXiv:2511.23404): gated short convolutions in most layers, attention in the others.
+
+LFM2-MoE has experts in all layers except the first ones.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from typing import Any, cast
 from ..fields import Fields
 from ..spec import Value
 from .llama import decoder, decoder_row, finish, read_common
-from .reading import MAX_LAYERS, require_values
+from .reading import MAX_LAYERS, MAX_WIDTH, require_values
 from .rows import Architecture, Config, Tensor, layer
 
 _ATTENTION, _CONV = "layers.{}.self_attn", "layers.{}.conv"
 _MLP = "layers.{}.feed_forward"
-_TENSORS = (
+_SHARED = (
     *(tensor for tensor in decoder() if not tensor.gguf.startswith("blk.") and tensor.gguf != "output_norm.weight"),
     Tensor("embedding_norm.weight", "output_norm.weight", "D", stored="token_embd_norm.weight|output_norm.weight"),
     *layer("layers.{}.operator_norm", "attn_norm", "D"),
@@ -27,10 +30,24 @@ _TENSORS = (
     *layer(f"{_CONV}.out_proj", "shortconv.out_proj", "DD", bias="D", when="in conv", biased="if conv_bias in conv"),
     *layer(f"{_CONV}.conv", "shortconv.conv", "D1L", bias="D", when="folder in conv", biased="if conv_bias in conv"),
     Tensor("", "blk.{}.shortconv.conv.weight", "DL", "in conv"),
-    *layer(f"{_MLP}.w1", "ffn_gate", "FD"),
-    *layer(f"{_MLP}.w3", "ffn_up", "FD"),
-    *layer(f"{_MLP}.w2", "ffn_down", "DF"),
 )
+
+
+def _feed_forward(when: str = "") -> tuple[Tensor, ...]:
+    """Return the tensors of the feed-forward networks without experts. ``when``: their condition."""
+    return (*layer(f"{_MLP}.w1", "ffn_gate", "FD", when=when), *layer(f"{_MLP}.w3", "ffn_up", "FD", when=when),
+            *layer(f"{_MLP}.w2", "ffn_down", "DF", when=when))
+
+
+_EXPERTS = (
+    *layer(f"{_MLP}.gate", "ffn_gate_inp", "XD", when="in sparse"),
+    Tensor(f"{_MLP}.expert_bias", "blk.{}.exp_probs_b.bias", "X", "if corrected in sparse"),
+    *(row for name, part, shape in (("w1", "gate", "ND"), ("w3", "up", "ND"), ("w2", "down", "DN"))
+      for row in (*layer(f"{_MLP}.experts.{{x}}.{name}", f"ffn_{part}.{{x}}", shape, when="folder in sparse"),
+                  Tensor("", f"blk.{{}}.ffn_{part}_exps.weight", f"X{shape}", "in sparse"))),
+)
+#: Number that the network adds to the sum of the chosen experts' scores before it divides by it.
+_EPSILON = 1e-6
 #: Keys of published files that transformers does not read -> values of its network.
 _FIXED: dict[str, tuple[object, ...]] = {"block_use_swiglu": (None, True), "use_pos_enc": (None, True)}
 _SHAPES = {"block_dim", "block_ff_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta"}
@@ -67,17 +84,42 @@ def _compose(kv: dict[str, Value], a: str, attends: list[bool], taps: int) -> No
 
 
 def _read(config: Fields, row: Architecture) -> Config:
+    return _read_network(config, row, {
+        "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier"}, intermediate_size=_width(config))
+
+
+def _read_network(config: Fields, row: Architecture, used: set[str], **own: Any) -> Config:
+    """Read what all models of LFM2 have. ``own``: values that replace those of the configuration."""
     attends = _attends(config)
     values = {name: value for name, value in config.values.items() if name not in ("layer_types", "full_attn_idxs")}
-    values["intermediate_size"] = _width(config)
+    values |= own
     values.setdefault("tie_word_embeddings", config.bool("tie_embedding", True))
     plain = Fields(values, file=config.file, at=config.at)
-    kv, used = read_common(plain, row, epsilon="norm_eps", theta=1000000.0)
+    kv, known = read_common(plain, row, epsilon="norm_eps", theta=1000000.0)
     _compose(kv, row.name, attends, config.int("conv_L_cache", 3, low=2, high=16))
     require_values(config, _FIXED)
-    return finish(plain, row, kv, used | _SHAPES | {
-        "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier", "conv_L_cache", "tie_embedding",
-        *_FIXED})
+    return finish(plain, row, kv, known | used | _SHAPES | {"conv_L_cache", "tie_embedding", *_FIXED})
+
+
+def _read_moe(config: Fields, row: Architecture) -> Config:
+    found, a = _read_network(config, row, {
+        "num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_dense_layers", "norm_topk_prob",
+        "use_expert_bias", "routed_scaling_factor", "output_router_logits"}), row.name
+    kv, layers = found.kv, cast(int, found.kv[f"{a}.block_count"])
+    config.list("layer_types", of=str)  # has no default in this class
+    experts = config.int("num_experts", 32, low=1, high=4096)
+    kv[f"{a}.expert_count"] = experts
+    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", 4, low=1, high=experts)
+    kv[f"{a}.expert_feed_forward_length"] = config.int("moe_intermediate_size", 1792, low=1, high=MAX_WIDTH)
+    kv[f"{a}.leading_dense_block_count"] = min(layers, config.int("num_dense_layers", 2, low=0))
+    _route(kv, normalise=config.bool("norm_topk_prob", True), corrected=config.bool("use_expert_bias", True),
+           scale=config.number("routed_scaling_factor", 1.0, above=0.0))
+    return found
+
+
+def _route(kv: dict[str, Value], *, normalise: bool, corrected: bool, scale: float) -> None:
+    kv["mpool.expert_gate"], kv["mpool.expert_epsilon"] = "sigmoid", _EPSILON
+    kv["mpool.expert_normalise"], kv["mpool.expert_corrected"], kv["mpool.expert_scale"] = normalise, corrected, scale
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -87,15 +129,34 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     _compose(kv, name, [count != 0 for count in heads], table.int(f"{name}.shortconv.l_cache", low=2, high=16))
 
 
+def _complete_moe(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    _complete(table, name, kv)
+    require_values(table, {f"{name}.expert_gating_func": (None, 2)})  # sigmoid
+    layers = cast(int, kv[f"{name}.block_count"])
+    kv[f"{name}.leading_dense_block_count"] = min(layers, table.int(f"{name}.leading_dense_block_count", 0, low=0))
+    table.int(f"{name}.expert_count", low=1, high=4096)
+    table.int(f"{name}.expert_feed_forward_length", low=1, high=MAX_WIDTH)
+    _route(kv, normalise=table.bool(f"{name}.expert_weights_norm", True), corrected=True,
+           scale=table.number(f"{name}.expert_weights_scale", 1.0) or 1.0)
+
+
 def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
     """Return the sizes of convolutions, and the layers with convolutions and with attention as bits."""
-    conv = sum(1 << i for i, mixer in enumerate(kv["mpool.layer_mixers"]) if mixer)
-    return {"1": 1, "L": kv[f"{a}.shortconv.l_cache"], "B": 3 * size["D"], "conv": conv,
-            "attention": ~conv & ((1 << size["layers"]) - 1)}
+    conv, every = sum(1 << i for i, mixer in enumerate(kv["mpool.layer_mixers"]) if mixer), (1 << size["layers"]) - 1
+    return {"1": 1, "L": kv[f"{a}.shortconv.l_cache"], "B": 3 * size["D"], "conv": conv, "attention": ~conv & every,
+            "sparse": every & ~((1 << kv.get(f"{a}.leading_dense_block_count", 0)) - 1),
+            "corrected": int(kv.get("mpool.expert_corrected", False))}
+
+
+def _row(name: str, *others: Any, handled: tuple[str, ...] = (), **more: Any) -> Architecture:
+    return decoder_row(name, *others, extra_sizes=_extra_sizes, biases=("conv_bias",),
+                       handled=frozenset({"attention.head_count_kv", "shortconv.l_cache", *handled}),
+                       defaults={"num_key_value_heads": 8, "norm_eps": 1e-5}, **more)
 
 
 ROWS = (
-    decoder_row("lfm2", ("Lfm2ForCausalLM",), _TENSORS, read=_read, complete=_complete, extra_sizes=_extra_sizes,
-                biases=("conv_bias",), handled=frozenset({"attention.head_count_kv", "shortconv.l_cache"}),
-                defaults={"num_key_value_heads": 8, "norm_eps": 1e-5}),
+    _row("lfm2", ("Lfm2ForCausalLM",), (*_SHARED, *_feed_forward()), read=_read, complete=_complete),
+    _row("lfm2moe", ("Lfm2MoeForCausalLM",), (*_SHARED, *_feed_forward("in dense"), *_EXPERTS), read=_read_moe,
+         complete=_complete_moe, model_types=("lfm2_moe",),
+         handled=("expert_count", "expert_used_count", "expert_gating_func", "expert_weights_scale")),
 )

@@ -198,6 +198,13 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2_biased": ("Lfm2Config", "Lfm2ForCausalLM",
                     {"conv_bias": True, "conv_L_cache": 5, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3,
                      "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
+    "lfm2moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM",
+                {"norm_eps": 1e-4, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                 "num_dense_layers": 1, "routed_scaling_factor": 1.7,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
+    "lfm2moe_plain": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM",
+                      {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "num_dense_layers": 0,
+                       "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True}),
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
@@ -207,16 +214,17 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
                "exaone4_full": ["full_attention"] * 3,
                "granite_hybrid": ["attention"] * 3,
                "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
-               "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"]}
+               "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"],
+               "lfm2moe": ["full_attention", "conv", "conv"], "lfm2moe_plain": ["full_attention", "conv", "conv"]}
 
 #: Decoders that GGUF files cannot represent, or usually do not: windows, their layers, or scales are missing there.
 FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
-                "qwen2moe_dense", "granite_hybrid", "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
-                "lfm2_biased")
+                "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
+                "lfm2_biased", "lfm2moe_plain", "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
-TIED = ("gemma2", "cohere2", "lfm2")
+TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.
 LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5}
 
@@ -243,7 +251,7 @@ def correct(model: Any) -> None:
     """Randomise the corrections of expert scores, which are buffers and not parameters."""
     generator = torch.Generator().manual_seed(5)
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 

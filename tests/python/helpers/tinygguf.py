@@ -68,7 +68,7 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         writer.add_causal_attention(False)
         writer.add_pooling_type(gguf.PoolingType.MEAN)
         return
-    if arch == "lfm2":
+    if arch in ("lfm2", "lfm2moe"):
         writer.add_head_count_kv([0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
@@ -113,6 +113,10 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     if arch == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if arch == "lfm2moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
     if arch == "granite":
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -210,7 +214,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
             "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "olmo3": "olmo2", "mixtral": "llama",
-            "ministral3": "mistral3"}.get(config.model_type, config.model_type)
+            "ministral3": "mistral3", "lfm2_moe": "lfm2moe"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "mistral3")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -236,7 +240,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         if name.endswith("self_attn.sinks"):
             writer.add_tensor(f"blk.{name.split('.')[2]}.attn_sinks.weight", data)
             continue
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", data)
             continue
         if halves and ".kv_b_proj." in name:

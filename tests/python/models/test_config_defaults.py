@@ -22,6 +22,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_key_value_heads": 128},
     "granitemoehybrid": {"layer_types": ["attention"] * 4, "num_hidden_layers": 4,
                          "num_local_experts": 0, "position_embedding_type": "rope"},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
 }
 #: Sizes under which no default of a size is right by chance: 96 is no class's default of hidden_size / heads.
 SIZES: list[dict[str, Any]] = [{}, {"hidden_size": 1152, "num_attention_heads": 12}, {"dim": 1152, "n_heads": 12}]

@@ -72,6 +72,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                            "conv_use_xavier_init": True, "intermediate_size": ..., "num_heads": 6,
                            "rope_theta": 20000.0, "rope_parameters": ..., "tie_embedding": True,
                            "tie_word_embeddings": ..., "theta": 20000.0, "use_pos_enc": True}),
+    "LFM2-8B-A1B": ("lfm2moe", {"rope_theta": 20000.0, "rope_parameters": ..., "tie_word_embeddings": ...,
+                                "tie_embedding": True}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 
