@@ -86,7 +86,8 @@ static float query_factor(const mp_decoder *model, int32_t position) {
     return (float)(1 + (double)model->temperature_scale * log(1.0 + position / model->temperature_length));
 }
 
-/* Rotates and scales the query heads of group `head` of a row, and converts them to the type that the cache's kernels read. */
+/* Rotates and scales the query heads of group `head` of a row, and converts them to the type that the cache's kernels
+ * read. */
 static void rotate_queries(const mp_attend *run, const mp_row_seq *seq, int row, int head) {
     const mp_attention_shape *shape = run->attention->shape;
     const mp_kernels *kernels = mp_kernels_get();

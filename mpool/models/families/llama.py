@@ -175,12 +175,12 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
 
 
 def text_config(config: Fields, defaults: Mapping[str, Any]) -> Fields:
-    """Return the decoder's part of a vision model's configuration, with the defaults of its class."""
+    """Return the decoder's part of a vision model's configuration, with the defaults of its class. Whether the output
+    layer shares the weights of the token embedding is a key of the whole model, which is True by default."""
     log.info("%s: this is a vision model; mpool uses only its language model", config.file)
     given = {name: value for name, value in config.section("text_config").values.items() if value is not None}
-    tied = config.get("tie_word_embeddings")
-    return Fields({**defaults, **({} if tied is None else {"tie_word_embeddings": tied}), **given},
-                  file=config.file, at=config.name("text_config"))
+    tied = config.bool("tie_word_embeddings", True)
+    return Fields({**defaults, **given, "tie_word_embeddings": tied}, file=config.file, at=config.name("text_config"))
 
 
 def finish(config: Fields, row: Architecture, kv: dict[str, Value], used: set[str], *, tied: bool = False) -> Config:

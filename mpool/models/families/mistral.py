@@ -5,21 +5,33 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..fields import Fields
+from ..fields import Fields, describe
 from ..spec import Value
 from .llama import EXPERTS, IGNORED, decoder, decoder_row, expert_tensors, read_decoder, text_config
 from .reading import MAX_CONTEXT
 from .rows import Architecture, Config, Tensor
 
-#: Defaults of transformers' Ministral3Config; the ``text_config`` of a vision model omits such values.
-_TEXT_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34,
-    "num_attention_heads": 32, "max_position_embeddings": 262144}
+_COMMON: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+#: Defaults of transformers' Ministral3Config and MistralConfig, by ``model_type``; the ``text_config`` of a vision
+#: model omits such values.
+_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "ministral3": {**_COMMON, "vocab_size": 131072, "num_hidden_layers": 34, "max_position_embeddings": 262144},
+    "mistral": {**_COMMON, "vocab_size": 32000, "num_hidden_layers": 32, "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-6}}
+#: RoPE of a Ministral3Config that states none.
+_ROPE: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
 
 def _read_ministral(config: Fields, row: Architecture) -> Config:
     if config.get("model_type") == "mistral3":
-        config = text_config(config, _TEXT_DEFAULTS)
+        kind = config.section("text_config").str("model_type", "ministral3")
+        if kind not in _TEXT_DEFAULTS:
+            config.section("text_config").fail("model_type", describe(kind), " or ".join(_TEXT_DEFAULTS))
+        config = text_config(config, _TEXT_DEFAULTS[kind])
+    if config.get("model_type") == "ministral3" and not {"rope_parameters", "rope_scaling"} & set(config):
+        config = Fields({**config.values, "rope_parameters": _ROPE}, file=config.file, at=config.at)
     return read_decoder(config, row)
 
 
