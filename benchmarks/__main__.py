@@ -9,6 +9,7 @@
     kernels            each kernel as per cent of the machine's peak
     search             nDCG@10 on the topics of pydoc, compared with sentence-transformers
     contexts           prompts and decoding by the length of the context
+    turns              the second turn of a chat, with and without snapshots of states
     low-bits           decode, prefill and memory with weights of two and three bits
     half-memory        a model of experts in half of the memory that its file needs, compared with llama.cpp
     success            the success criteria: time to load large files, memory, logs, times of a worker
@@ -26,7 +27,7 @@ import sys
 
 #: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
 COMMANDS = {"compare": "compare", "images": "images", "outputs": "outputs", "serving": "serving", "pool": "pool",
-            "masks": "masks", "kernels": "kernel_rates", "search": "search", "contexts": "contexts",
+            "masks": "masks", "kernels": "kernel_rates", "search": "search", "contexts": "contexts", "turns": "turns",
             "low-bits": "low_bits", "half-memory": "half_memory", "success": "success", "tables": "tables",
             "synthetic": "synthetic"}
 

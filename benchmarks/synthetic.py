@@ -16,6 +16,17 @@ gpt-oss-20b     8 of the 24 layers: width 2,880; 64 heads of 64, 8 key-value hea
 deepseek-v3     2 layers with experts of the 61: width 7,168; 128 heads with latent attention; 256 experts of 2,048 in
                 Q4_K, 8 used, and a shared one. Other types as for qwen3; the output matrix is not tied. 14 GB.
 
+qwen3.5-4b      24 layers with gated delta nets (16 heads of keys, 32 of values, 128 x 128) and 8 with gated attention
+                (16 heads of 256, 4 key-value heads); width 2,560, feed-forward 9,216; 248,320 tokens. Types as for
+                qwen3, with Q8_0 for the gates of the delta nets; the output matrix is tied.
+qwen3.6-35b-a3b 8 of the 40 layers: width 2,048, delta nets as above, attention with 2 key-value heads; 256 experts of
+                512, 8 used, and a shared one. The output matrix is not tied.
+granite-4-h-tiny  10 of the 40 layers, one of them with attention (12 heads of 128, 4 key-value heads), the others with
+                Mamba-2 (48 heads of 64, a state of 128); width 1,536; 64 experts of 512, 6 used, and a shared one of
+                1,024.
+lfm2.5-1.2b     10 layers with short convolutions and 6 with attention (32 heads of 64, 8 key-value heads); width 2,048,
+                feed-forward 8,192.
+
 ``--routing`` says which experts the rows of an MoE shape choose. ``uniform``: all about equally often (routers of
 random values). ``zipf``: expert k about in proportion to 1 / k. ``one``: the first expert in every row, and random ones
 beside it. For the latter two, the embeddings of tokens are larger than what the layers add to them, their first 256
@@ -168,6 +179,10 @@ class Writer:
         """Add float32 weights that are all ``value``."""
         self.gguf.add_tensor(name, np.full(shape, value, np.float32))
 
+    def noise(self, name: str, *shape: int) -> None:
+        """Add random float32 weights."""
+        self.gguf.add_tensor(name, self.chance.standard_normal(shape, np.float32) * np.float32(0.3))
+
     def router(self, name: str, experts: int, width: int) -> None:
         """Add a router with random float32 weights, and the preferences of ``routing``."""
         weights = self.chance.standard_normal((experts, width), np.float32)
@@ -297,6 +312,139 @@ def deepseek(path: str, vocabulary: str, layers: int, heads: int = 128, feed: in
     return out.read
 
 
+def layer_types(layer: int, layers: int) -> str:
+    """Return the type of the value and down matrices of a layer in Q4_K_M."""
+    return "Q6_K" if uses_more_bits(layer, layers) else "Q4_K"
+
+
+def feed_forward(out: Writer, at: str, six: str, width: int, feed: int, experts: int = 0, shared: int = 0,
+                 gated: bool = False) -> None:
+    """Write a network, or experts of width ``feed`` with a shared one."""
+    if not experts:
+        for name in ("gate", "up"):
+            out.matrix(f"{at}ffn_{name}.weight", "Q4_K", feed, width)
+        out.matrix(f"{at}ffn_down.weight", six, width, feed)
+        return
+    out.router(f"{at}ffn_gate_inp.weight", experts, width)
+    if gated:
+        out.vector(f"{at}ffn_gate_inp_shexp.weight", width, value=0)
+    for name in ("gate", "up"):
+        out.experts(f"{at}ffn_{name}_exps.weight", "Q4_K", experts, feed, width)
+        out.matrix(f"{at}ffn_{name}_shexp.weight", "Q4_K", shared, width)
+    out.experts(f"{at}ffn_down_exps.weight", six, experts, width, feed)
+    out.matrix(f"{at}ffn_down_shexp.weight", six, width, shared)
+
+
+def attention(out: Writer, at: str, six: str, width: int, heads: int, kv_heads: int, head: int, norms: bool = False,
+              gated: bool = False) -> None:
+    """Write the attention of a layer; ``gated``: queries have gates."""
+    for name, count in (("q", heads * (2 if gated else 1)), ("k", kv_heads), ("v", kv_heads)):
+        out.matrix(f"{at}attn_{name}.weight", six if name == "v" else "Q4_K", count * head, width)
+        if norms and name != "v":
+            out.vector(f"{at}attn_{name}_norm.weight", head)
+    out.matrix(f"{at}attn_output.weight", "Q4_K", width, heads * head)
+
+
+def qwen35(path: str, vocabulary: str, layers: int, width: int, feed: int, heads: int, kv_heads: int, experts: int = 0,
+           used: int = 0, words: int = 248_320, routing: str = "uniform") -> float:
+    """Write a model of Qwen3.5. Every fourth layer has attention."""
+    head, keys, values, dim = 256, 16, 32, 128
+    out = Writer(path, vocabulary, "qwen35moe" if experts else "qwen35", words, used / experts if experts else 1,
+                 routing)
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=feed, attention__head_count=heads,
+              attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head,
+              rope__dimension_count=64, full_attention_interval=4, ssm__conv_kernel=4, ssm__state_size=dim,
+              ssm__group_count=keys, ssm__time_step_rank=values, ssm__inner_size=values * dim)
+    out.gguf.add_array(f"{out.architecture}.rope.dimension_sections", [11, 11, 10, 0])
+    if experts:
+        out.sizes(expert_count=experts, expert_used_count=used, expert_feed_forward_length=feed,
+                  expert_shared_feed_forward_length=feed)
+    out.embeddings("Q6_K", words, width, share=0 if experts else 1)
+    if experts:
+        out.matrix("output.weight", "Q6_K", words, width)
+    out.vector("output_norm.weight", width)
+    for layer in range(layers):
+        at, six = f"blk.{layer}.", layer_types(layer, layers)
+        for name in ("attn_norm", "post_attention_norm"):
+            out.vector(f"{at}{name}.weight", width)
+        if layer % 4 == 3:
+            attention(out, at, six, width, heads, kv_heads, head, norms=True, gated=True)
+        else:
+            channels = (2 * keys + values) * dim
+            out.matrix(f"{at}attn_qkv.weight", "Q4_K", channels, width)
+            out.matrix(f"{at}attn_gate.weight", "Q4_K", values * dim, width)
+            for name in ("beta", "alpha"):
+                out.matrix(f"{at}ssm_{name}.weight", "Q8_0", values, width)
+            out.noise(f"{at}ssm_conv1d.weight", channels, 4)
+            out.vector(f"{at}ssm_a", values, value=-0.05)
+            out.vector(f"{at}ssm_dt.bias", values)
+            out.vector(f"{at}ssm_norm.weight", dim)
+            out.matrix(f"{at}ssm_out.weight", "Q4_K", width, values * dim)
+        feed_forward(out, at, six, width, feed, experts, feed, gated=True)
+    out.close()
+    return out.read
+
+
+def granite_h(path: str, vocabulary: str, layers: int, width: int = 1536, feed: int = 512, heads: int = 12,
+              kv_heads: int = 4, experts: int = 64, used: int = 6, shared: int = 1024, words: int = 100_352,
+              routing: str = "uniform") -> float:
+    """Write a model of Granite 4 H. Layer 5 has attention."""
+    state, inner, steps = 128, 2 * width, 48
+    out = Writer(path, vocabulary, "granitehybrid", words, used / experts, routing)
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=feed, attention__head_count=heads,
+              rope__dimension_count=width // heads, expert_count=experts, expert_used_count=used,
+              expert_shared_feed_forward_length=shared, ssm__conv_kernel=4, ssm__state_size=state, ssm__group_count=1,
+              ssm__time_step_rank=steps, ssm__inner_size=inner, embedding_scale=12.0, residual_scale=0.22,
+              attention__scale=0.0078125, logit_scale=6.0)
+    out.gguf.add_array("granitehybrid.attention.head_count_kv", [kv_heads if i == 5 else 0 for i in range(layers)])
+    out.gguf.add_bool("granitehybrid.rope.scaling.finetuned", False)
+    out.embeddings("Q6_K", words, width)
+    out.vector("output_norm.weight", width)
+    for layer in range(layers):
+        at, six = f"blk.{layer}.", layer_types(layer, layers)
+        for name in ("attn_norm", "ffn_norm"):
+            out.vector(f"{at}{name}.weight", width)
+        if layer == 5:
+            attention(out, at, six, width, heads, kv_heads, width // heads)
+        else:
+            out.matrix(f"{at}ssm_in.weight", "Q4_K", 2 * inner + 2 * state + steps, width)
+            out.noise(f"{at}ssm_conv1d.weight", inner + 2 * state, 4)
+            out.vector(f"{at}ssm_conv1d.bias", inner + 2 * state, value=0)
+            out.vector(f"{at}ssm_dt.bias", steps)
+            for name, value in (("a", -0.05), ("d", 1.0)):
+                out.vector(f"{at}ssm_{name}", steps, 1, value=value)
+            out.vector(f"{at}ssm_norm.weight", 1, inner)
+            out.matrix(f"{at}ssm_out.weight", "Q4_K", width, inner)
+        feed_forward(out, at, six, width, feed, experts, shared)
+    out.close()
+    return out.read
+
+
+def lfm2(path: str, vocabulary: str, layers: int, width: int = 2048, feed: int = 8192, heads: int = 32,
+         kv_heads: int = 8, words: int = 65_536, routing: str = "uniform") -> float:
+    """Write a model of LFM2.5."""
+    with_attention = (2, 5, 8, 10, 12, 14)
+    out = Writer(path, vocabulary, "lfm2", words, 1, routing)
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=feed, attention__head_count=heads,
+              shortconv__l_cache=3, vocab_size=words)
+    out.gguf.add_array("lfm2.attention.head_count_kv", [kv_heads * (i in with_attention) for i in range(layers)])
+    out.embeddings("Q6_K", words, width)
+    out.vector("token_embd_norm.weight", width)
+    for layer in range(layers):
+        at, six = f"blk.{layer}.", layer_types(layer, layers)
+        for name in ("attn_norm", "ffn_norm"):
+            out.vector(f"{at}{name}.weight", width)
+        if layer in with_attention:
+            attention(out, at, six, width, heads, kv_heads, width // heads, norms=True)
+        else:
+            out.matrix(f"{at}shortconv.in_proj.weight", "Q4_K", 3 * width, width)
+            out.noise(f"{at}shortconv.conv.weight", width, 3)
+            out.matrix(f"{at}shortconv.out_proj.weight", "Q4_K", width, width)
+        feed_forward(out, at, six, width, feed)
+    out.close()
+    return out.read
+
+
 #: Functions that write a file and return how many bytes of weights a token reads, the output matrix included. Those of
 #: qwen3 accept ``linear``.
 SHAPES: dict[str, Callable[..., float]] = {
@@ -304,6 +452,11 @@ SHAPES: dict[str, Callable[..., float]] = {
     "qwen3-30b-a3b": functools.partial(qwen3, layers=8, heads=32, kv_heads=4, feed=768, experts=128, used=8),
     "gpt-oss-20b": functools.partial(gpt_oss, layers=8),
     "deepseek-v3": functools.partial(deepseek, layers=2),
+    "qwen3.5-4b": functools.partial(qwen35, layers=32, width=2560, feed=9216, heads=16, kv_heads=4),
+    "qwen3.6-35b-a3b": functools.partial(qwen35, layers=8, width=2048, feed=512, heads=16, kv_heads=2, experts=256,
+                                         used=8),
+    "granite-4-h-tiny": functools.partial(granite_h, layers=10),
+    "lfm2.5-1.2b": functools.partial(lfm2, layers=16),
 }
 
 
@@ -317,9 +470,9 @@ def main() -> int:
     parser.add_argument("--routing", choices=ROUTINGS, default="uniform", help="which experts the rows of an MoE shape "
                         "choose (default: %(default)s)")
     given = parser.parse_args()
-    if given.routing != "uniform" and given.shape == "qwen3-1.7b":
+    if given.routing != "uniform" and given.shape in ("qwen3-1.7b", "qwen3.5-4b", "lfm2.5-1.2b"):
         parser.error(f"--routing needs a shape with experts, got {given.shape}")
-    if given.type and not given.shape.startswith("qwen3"):
+    if given.type and not given.shape.startswith("qwen3-"):
         parser.error(f"--type needs a qwen3 shape, got {given.shape}")
     more = {"linear": given.type} if given.type else {}
     read = SHAPES[given.shape](given.out, given.vocabulary, routing=given.routing, **more)

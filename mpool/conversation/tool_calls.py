@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ..completions import ToolCall
+from . import python_calls
 from .json_extent import JsonExtent
 from .reasoning import THINK_ENDS
 from .tool_formats import TAG, ToolFormat
@@ -109,7 +110,7 @@ class ToolCallParser:
         self._found: list[tuple[str, str, list[str]]] = []  # id, name, parts of the arguments
         self._complete = True  # the last call is complete
         self._text_since_call = self._any_text = False
-        self._extent: JsonExtent | None = None
+        self._extent: JsonExtent | python_calls.ArgumentsExtent | None = None
         #: Limit that ended the completion; None: it has not been reached.
         self.limit: Limit | None = None
         self._counted = self._run = 0  # calls compared so far; length of the run of equal ones that the last belongs to
@@ -375,7 +376,7 @@ class ToolCallParser:
         format = self._format
         if format.markerless and self._text[at:].lstrip().startswith("<"):
             at = self._expect(at, _PYTHON_TAG)
-        if format.body == "json" or format.body == "marked" and self._text[at:].lstrip().startswith("{"):
+        if format.body == "json" or format.body != "xml" and self._text[at:].lstrip().startswith("{"):
             at = self._expect(at, "{") - 1
             head = _HEAD.match(self._text, at) if self._constrained else None
             if head is not None:
@@ -391,6 +392,12 @@ class ToolCallParser:
         if format.body == "xml":
             arguments, end = self._tagged(name, at)
             return self._add_whole(name, id, arguments, end)
+        if format.body == "python":
+            end = self._end(at, python_calls.ArgumentsExtent)
+            try:
+                return self._add_whole(name, id, python_calls.parse(self._text[at:end]), end)
+            except ValueError:
+                raise _Mismatch from None
         at = self._expect(at, "{") - 1
         if self._constrained:
             return self._add_streamed(name, id, at)
@@ -400,7 +407,7 @@ class ToolCallParser:
     def _named(self, at: int) -> tuple[str, str | None, int]:
         """Return the function's name, the call's id if there is one, and the index of the arguments."""
         format = self._format
-        stop = ">" if format.body == "xml" else "{"
+        stop = {"xml": ">", "python": "("}.get(format.body, "{")
         end = self._text.find(stop, at, at + _LONGEST)
         if end < 0:
             if len(self._text) >= at + _LONGEST:
@@ -411,11 +418,11 @@ class ToolCallParser:
         if found is None:
             raise _Mismatch
         id = found["id"]
-        return found["name"], f"functions.{id}" if format.numbered else id, end + (stop == ">")
+        return found["name"], f"functions.{id}" if format.numbered else id, end + (stop != "{")
 
-    def _end(self, at: int) -> int:
+    def _end(self, at: int, kind: type[JsonExtent | python_calls.ArgumentsExtent] = JsonExtent) -> int:
         if self._extent is None:
-            self._extent = JsonExtent(at)
+            self._extent = kind(at)
         end = self._extent.end(self._text)
         if end < 0:
             raise _NeedMoreText

@@ -9,6 +9,8 @@ Sources:
     Llama 3: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
     Mistral: https://docs.mistral.ai/capabilities/function_calling, and mistral-common's tokenizers, versions 3 and 11.
     Phi-4-mini, Granite 3, DeepSeek V3, R1 and V3.1, Kimi K2: the model cards and templates.
+    OLMo 3: its template.
+    LFM2 and LFM2.5: the templates; https://docs.liquid.ai/lfm/key-concepts/tool-use
     GPT-OSS: https://cookbook.openai.com/articles/openai-harmony
 """
 
@@ -20,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from . import reasoning
+from . import python_calls, reasoning
 
 #: An opening that is a tag: the tag that ends it replaces the end marker of the format.
 TAG = re.compile(r"<(\w+)>")
@@ -48,7 +50,7 @@ class ToolFormat:
         name: name of the format, for messages and tests.
         body: content of a call. ``"json"``: an object with the keys ``name`` and ``key``; ``"marked"``: the function's
             name, ``middle``, and an object with the arguments; ``"xml"``: the function's name, then each argument in
-            tags.
+            tags. ``"python"``: a call in Python's syntax with named arguments (:mod:`mpool.conversation.python_calls`).
         open, close: text before and after each call.
         namespace: text before each function's name, which models may leave out.
         section, end: text before the first and after the last call. If ``listed``, ``[`` and ``]`` enclose the calls
@@ -67,7 +69,7 @@ class ToolFormat:
     """
 
     name: str
-    body: Literal["json", "marked", "xml"]
+    body: Literal["json", "marked", "xml", "python"]
     open: str = ""
     close: str = ""
     namespace: str = ""
@@ -110,6 +112,8 @@ class ToolFormat:
         """Return the text before and after the arguments of a call, between ``open`` and ``close``."""
         if self.body == "json":
             return f'{{"name": {json.dumps(name)}, "{self.key}": ', "}"
+        if self.body == "python":
+            return f"{name}(", ")"
         return self.namespace + name + ":0" * self.numbered + (">\n" if self.body == "xml" else self.middle), ""
 
     def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -121,7 +125,8 @@ class ToolFormat:
                 inside = "".join(f"<parameter={key}>\n{_tag_value(value)}\n</parameter>\n"
                                  for key, value in arguments.items())
             else:
-                inside = json.dumps(arguments, ensure_ascii=False)
+                inside = python_calls.write(arguments) if self.body == "python" else \
+                    json.dumps(arguments, ensure_ascii=False)
             texts.append(self.open + before + inside + after + self.close)
         return self.section + "[" * self.listed + self.between.join(texts) + "]" * self.listed + self.end
 
@@ -153,6 +158,8 @@ KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>", "<|tool_call_en
                      "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
                      middle="<|tool_call_argument_begin|>", numbered=True,
                      openings=("<|tool_call_begin|>", "<|tool_call_section_begin|>\n<|tool_call_begin|>"))
+LFM2 = ToolFormat("lfm2", "python", section="<|tool_call_start|>", end="<|tool_call_end|>", listed=True, between=", ")
+OLMO3 = ToolFormat("olmo3", "python", section="<function_calls>", end="</function_calls>", between="\n")
 #: The format that :class:`mpool.conversation.reasoning.HarmonyCallSplitter` writes. The grammar
 #: (:mod:`mpool.conversation.tool_grammar`) has the spelling that models use.
 HARMONY = ToolFormat("harmony", "marked", reasoning.CALL_HEADER, "<|call|>", middle="<|message|>", max_calls=1)
@@ -166,6 +173,10 @@ def of_template(source: str) -> ToolFormat | None:
     """Return the tool-call format of a model with this chat template, or None if the format is not supported."""
     if reasoning.is_harmony(source):
         return HARMONY
+    if LFM2.section in source or "<|tool_list_start|>" in source:
+        return LFM2
+    if OLMO3.section in source:
+        return OLMO3
     if DEEPSEEK_V31.section in source:
         return DEEPSEEK_V3 if "```json" in source else DEEPSEEK_V31
     if KIMI_K2.section in source:
@@ -183,4 +194,5 @@ def of_template(source: str) -> ToolFormat | None:
     if '{"name": function name' in source or \
             "<|python_tag|>" in source and '"parameters"' in source and "<function=" not in source:
         return LLAMA3
-    return None
+    # templates of LFM2.5 that do not write calls contain no marker of them
+    return LFM2 if '"List of tools: ' in source and "<|im_start|>" in source else None

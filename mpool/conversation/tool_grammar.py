@@ -264,8 +264,9 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
     calls, names = [], []
     for at, function in enumerate(functions):
         before, after = format.around_arguments(function.name)
-        if format.body == "xml":
-            calls.append(f"{_literal(before)} {_tagged(at, function, rules)}".rstrip())
+        if format.body in ("xml", "python"):
+            inside = _tagged(at, function, rules) if format.body == "xml" else _keywords(at, function, rules)
+            calls.append(" ".join(filter(None, (_literal(before), inside, after and _literal(after)))))
             names.append(calls[-1])
             continue
         if format.numbered:
@@ -368,26 +369,47 @@ def closed(function: Function) -> dict[str, Any]:
 
 def _tagged(at: int, function: Function, rules: list[str]) -> str:
     """Return the rule for a function's arguments in tags, in the order of the schema; append its rules to ``rules``."""
-    schema = function.parameters
+    schema, end = function.parameters, "\n</parameter>\n"
     properties = properties_of(schema)
     found = []
     for number, name in enumerate(properties.schemas):
         value = properties.schema(name)
         rule = f"value_{at}_{number}"
-        end = "\n</parameter>\n"
         if values_of(value, schema).is_text:
             rules += [f"{rule}[lazy]: TEXT_{at}_{number}",
                       f"TEXT_{at}_{number}: ({_text(value, schema)}) {_literal(end)}"]
             body = rule
         else:
-            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            inner = value if isinstance(value, Mapping) else {}
-            inner = {"x-guidance": {**_SPACES, "lenient": not function.strict}, **shared, **inner}
-            rules.append(f"{rule}: %json {json.dumps(inner)}")
+            rules.append(f"{rule}: %json {_value(function, value)}")
             body = f"{rule} {_literal(end)}"
         one = f"{_literal(f'<parameter={name}>' + chr(10))} {body}"
         found.append(one if name in properties.required else f"({one})?")
     return " ".join(found)
+
+
+def _value(function: Function, schema: Any) -> str:
+    """Return the schema of one argument of a function, with options for llguidance."""
+    shared = {key: function.parameters[key] for key in ("$defs", "definitions") if key in function.parameters}
+    return json.dumps({"x-guidance": {**_SPACES, "lenient": not function.strict}, **shared,
+                       **(schema if isinstance(schema, Mapping) else {})})
+
+
+def _keywords(at: int, function: Function, rules: list[str]) -> str:
+    """Return the rule for a function's named arguments, in the order of the schema; append its rules to ``rules``.
+    Values are JSON, which the parser of Python's syntax reads, too."""
+    properties = properties_of(function.parameters)
+    firsts, optional = [], True  # alternatives of the first argument: the optional ones, up to one that is required
+    for number, name in enumerate(properties.schemas):
+        more = f" more_{at}_{number + 1}" if number + 1 < len(properties.schemas) else ""
+        rules.append(f"value_{at}_{number}: %json {_value(function, properties.schema(name))}")
+        one = f"{_literal(name + '=')} value_{at}_{number}"
+        if optional:
+            firsts.append(one + more)
+        if number:
+            one = f'", " {one}'
+            rules.append(f"more_{at}_{number}: " + (one if name in properties.required else f"({one})?") + more)
+        optional = optional and name not in properties.required
+    return f"({' | '.join(firsts)})" + "?" * optional if firsts else ""
 
 
 def _text(schema: Any, root: Any, depth: int = 0) -> str:

@@ -33,9 +33,10 @@ MAX_RANK, MAX_SCALE = 1024, 1e6
 MAX_PATTERNS = 4096
 
 #: Layers that adapters can update, by the names that the C core uses, without the number of the block.
-LAYERS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_shexp",
+LAYERS = ("shortconv.in_proj", "shortconv.out_proj",
+          "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_shexp",
           "ffn_up_shexp", "ffn_down_shexp")
-_LAYER = re.compile(r"blk\.\{\}\.(" + "|".join(LAYERS) + r")\.weight")
+_LAYER = re.compile(r"blk\.\{\}\.(" + "|".join(map(re.escape, LAYERS)) + r")\.weight")
 _PART = re.compile(r"(.+)\[(\d+)\]")
 #: Architectures whose GGUF files interleave the halves of each head in the rows of queries and keys.
 _INTERLEAVED = frozenset({"llama", "smollm3", "granite", "granitemoe", "mistral3"})

@@ -80,6 +80,15 @@ def test_rendered_calls_are_parsed(name: str, constrained: bool) -> None:
                                              for at, (called, _) in enumerate(calls)]
 
 
+def test_markers_are_part_of_the_text() -> None:
+    """Tokenizers declare most markers control tokens, which are left out of texts otherwise."""
+    from mpool.tokenizers.specials import CALL_MARKS
+
+    found = {text for name in FORMATS for text in (format_named(name).marker, *format_named(name).ends)
+             if text.startswith(("<|", "<｜", "[")) and format_named(name) is not tool_formats.HARMONY}
+    assert len(found) > 9 and found <= set(CALL_MARKS)
+
+
 #: Format, completion, its text, its calls.
 READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '<tool_call>{"name":"clock","arguments":{}}</tool_call>', "", [("clock", {})]),
@@ -195,6 +204,27 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("kimi_k2", "<|tool_call_section_begin|><|tool_call_begin|>clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
      "<|tool_calls_section_end|> B", "B", [("clock", {})]),
     ("hermes", '<tool_call>{"name": "clock"}</tool_call>\n</think>\n\nand', "and", [("clock", {})]),
+    # calls in Python's syntax
+    ("lfm2", "<|tool_call_start|>[clock(b=True, a=None, c=[1, -2.5e3, (False,), {'k': true, \"l\": null}],)]"
+     "<|tool_call_end|>Checking.", "Checking.",
+     [("clock", {"b": True, "a": None, "c": [1, -2500.0, [False], {"k": True, "l": None}]})]),
+    ("lfm2", "So: <|tool_call_start|>[ get_weather( city = 'L'Aquila, the \"old\" (a)', days=2 ) , clock()]"
+     "<|tool_call_end|>", "So:", [("get_weather", {"city": "L'Aquila, the \"old\" (a)", "days": 2}), ("clock", {})]),
+    ("lfm2", r"""<|tool_call_start|>[clock(a="\u00e9\ud83d\ude00\n\"\d", b='''it's "x"''', c="","""
+     " d='<|tool_call_end|>')]<|tool_call_end|>", "",
+     [("clock", {"a": 'é😀\n"\\d', "b": "it's \"x\"", "c": "", "d": "<|tool_call_end|>"})]),
+    ("lfm2", '<|tool_call_start|>[{"name": "clock", "arguments": {"a": 1}}, clock(x y=2)]<|tool_call_end|>', "",
+     [("clock", {"a": 1}), ("clock", {"x y": 2})]),
+    ("lfm2", "<|tool_call_start|>clock(a=1) and", "and", [("clock", {"a": 1})]),
+    ("lfm2", "<|tool_call_start|>[clock().a()]<|tool_call_end|>", ".a()]<|tool_call_end|>", [("clock", {})]),
+    ("olmo3", '<function_calls>clock(a="x", b=true)\nclock()</function_calls> and', "and",
+     [("clock", {"a": "x", "b": True}), ("clock", {})]),
+    *(("lfm2", f"<|tool_call_start|>[{call}]<|tool_call_end|>", f"<|tool_call_start|>[{call}]<|tool_call_end|>",
+       list[tuple[str, Any]]()) for call in (
+        "no()", "clock", "clock(", "clock(a=1", "clock(a='x)", "clock(5)", "clock(a=1, a=2)", "clock(a=1 b=2)",
+        "clock(a=b)", "clock(a=1+1)", "clock(a=open('/x'))", "clock(a=__import__('os'))", "clock(a=[x for x in y])",
+        "clock(a={1: 2})", "clock(a=f'x')", "clock(**{'a': 1})", "clock(a=1e999)", "clock(a=(1)", "x = 1; clock()", "",
+        "clock(a=" + "[" * 90 + "]" * 90 + ")")),
 ]
 
 
@@ -202,7 +232,9 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '<tool_call>\n{"name": "clock", "arguments": {"a": [-1e999]}}\n</tool_call>', []),
     ("hermes", '<tool_call>\n{"name": "clock", "arguments": "{\\"a\\": 1e999}"}\n</tool_call>', []),
     ("qwen3_coder", "<tool_call>\n<function=clock>\n<parameter=a>\n1e999\n</parameter>\n</function>",
-     [("clock", {"a": "1e999"})])])
+     [("clock", {"a": "1e999"})]),
+    ("lfm2", f"<|tool_call_start|>[clock(a={'9' * 5000})]<|tool_call_end|>", []),
+    ("lfm2", "<|tool_call_start|>[clock(a=-1e999)]<|tool_call_end|>", [])])
 def test_numbers_beyond_float64(name: str, completion: str, calls: list[tuple[str, Any]]) -> None:
     """As arguments they would become Infinity, which is not JSON: a call is text, and a value between tags a string."""
     text, found = parse(format_named(name), [completion])
@@ -232,7 +264,7 @@ def test_constrained_completions_in_chunks(name: str) -> None:
         for at in range(0, end, 2):
             assert parse(tool_format, [completion[:at], completion[at:end]], True) == whole
     cut = completion[:completion.index("city") + 6]
-    if tool_format.body != "xml":  # arguments are emitted while they are generated, and marked as incomplete
+    if tool_format.body not in ("xml", "python"):  # arguments are emitted while they are generated, as incomplete ones
         (call,) = parse(tool_format, [cut], True)[1]
         assert call[1] == "get_weather" and call[2].startswith('{"city') and not call[3]
 
@@ -244,7 +276,8 @@ PARTS = ["```json\n", "```", '<tool_call>', "\n", '{"name": "clock", ', '"argume
          "<|python_tag|>",
          "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "\n```json\n",
          "\n```<｜tool▁call▁end｜>",
-         "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":0", "<|tool_call_argument_begin|>", "ü"]
+         "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":0", "<|tool_call_argument_begin|>", "ü",
+         "<|tool_call_start|>", "<|tool_call_end|>", "clock(", "a=", "'", "1", ")"]
 
 
 @hypothesis.given(some.sampled_from(sorted(FORMATS)), some.lists(some.sampled_from(PARTS), max_size=14),
@@ -266,13 +299,14 @@ def test_parsing_takes_linear_time() -> None:
     """A long call that arrives by character is not scanned from its start each time."""
     import time
 
-    def spent(size: int) -> float:
-        completion = format_named("hermes").render([("clock", {"text": "a {\\\" " * size})])
+    def spent(name: str, size: int) -> float:
+        completion = format_named(name).render([("clock", {"text": "a {\\\" ' " * size})])
         begun = time.process_time()
-        parse(format_named("hermes"), list(completion))
+        parse(format_named(name), list(completion))
         return time.process_time() - begun
 
-    assert spent(8000) < 40 * max(spent(800), 1e-3)
+    for name in ("hermes", "lfm2"):
+        assert spent(name, 4000) < 40 * max(spent(name, 400), 1e-3)
 
 
 def test_lone_surrogates_in_json_escapes() -> None:
@@ -314,6 +348,18 @@ def test_earlier_calls_reach_the_prompt(name: str) -> None:
         text = reasoning.CALL_HEADER + text.partition("to=functions.")[2].replace("<|channel|>commentary json", "")
     at = text.rindex(format_named(name).marker or '{"name": "get_w')
     assert complete_calls(parse(format_named(name), [text[at:]])[1]) == [("get_weather", {"city": "Rome", "days": 2})]
+
+
+@pytest.mark.parametrize("source", [tm.LFM2_OLDER, tm.LFM2_UNMARKED])
+def test_templates_of_lfm2_without_calls(source: str) -> None:
+    """The content then has the calls. LFM2.5's template without them contains no marker of calls."""
+    template, found = ChatTemplate(source, special={"bos_token": "<s>"}), tool_formats.of_template(source)
+    assert found is tool_formats.LFM2 and tool_support(template)[:2] == ("variable", "content")
+    arguments: dict[str, Any] = {"a": "it's", "b": [True], "c": None, "d": False}
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": arguments}}
+    text = template.render(with_calls([{"role": "assistant", "content": "", "tool_calls": [call]}],
+                                      tool_support(template), found))
+    assert complete_calls(parse(found, [text[text.index(found.marker):]])[1]) == [("clock", arguments)]
 
 
 @pytest.mark.parametrize("content, expected", [

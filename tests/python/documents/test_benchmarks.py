@@ -25,6 +25,7 @@ RUNS = {
     "compare": "--quick --rounds 1 --again 0 --engines mpool --embedding-model {bert} --text-model {llama} "
                "--json {json}",
     "contexts": "{gguf} --bytes 1e6 --lengths 20 40 --tokens 4 --turns 1 --json {json}",
+    "turns": "{gguf} --length 40 --new 8 --rounds 1 --json {json}",
     "half-memory": "{gguf} --engines mpool --prompt 16 --tokens 4 --rounds 1 --faked --share 100 --json {json}",
     "masks": "--model {llama} --rounds 1 --tokens 20 --threads 1",
     "pool": "--quick --parts calls threads beside --embedding-model {bert} --text-model {llama}",

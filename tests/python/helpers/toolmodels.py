@@ -80,6 +80,27 @@ KIMI_K2 = ("{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojso
            "c.function.arguments is string "
            "%}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}<|tool_call_end|>"
            "{% endfor %}<|tool_calls_section_end|>{% endif %}<|im_end|>" + _END + "<|im_assistant|>{% endif %}")
+_LFM2 = ("{{ bos_token }}{% set system = messages[0].content if messages[0].role == 'system' else '' %}{% if tools %}"
+         "<|im_start|>system\n{{ system }}LIST<|im_end|>\n{% elif system %}<|im_start|>system\n{{ system }}<|im_end|>"
+         "\n{% endif %}" + _TURNS + "{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}CALLS"
+         "<|im_end|>\n{% endif %}" + _CHATML_END)
+#: Like that of LFM2.5-8B-A1B: it writes the strings of arguments between quotes without escapes.
+LFM2 = _LFM2.replace("LIST", "{{ 'List of tools: ' + (tools | tojson) }}").replace(
+    "CALLS", "{% if m.tool_calls %}<|tool_call_start|>[{% for c in m.tool_calls %}{{ c.function.name }}({% for k, v in "
+    "c.function.arguments.items() %}{{ k }}={% if v is string %}'{{ v }}'{% elif v is mapping %}{{ v | tojson }}"
+    "{% else %}{{ v }}{% endif %}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]"
+    "<|tool_call_end|>{% endif %}")
+#: Like those of LFM2 and of LFM2.5-1.2B, which do not write calls.
+LFM2_OLDER = _LFM2.replace("CALLS", "").replace("LIST", "{{ 'List of tools: <|tool_list_start|>' + (tools | tojson) + "
+                                                "'<|tool_list_end|>' }}")
+LFM2_UNMARKED = _LFM2.replace("CALLS", "").replace("LIST", '{{ "List of tools: [" + (tools | map("tojson") | join'
+                                                   '(", ")) + "]" }}')
+OLMO3 = ("{% if tools %}<|im_start|>system\n<functions>{{ tools | tojson }}</functions><|im_end|>\n{% endif %}" +
+         _TURNS + "<|im_start|>{{ 'environment' if m.role == 'tool' else m.role }}\n{{ m.content or '' }}"
+         "{% if m.tool_calls %}<function_calls>{% for c in m.tool_calls %}{{ c.function.name }}("
+         "{% for k, v in c.function.arguments.items() %}"
+         "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %}){{ '\n' if not loop.last }}{% endfor %}"
+         "</function_calls>{% endif %}<|im_end|>\n" + _CHATML_END)
 HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% for t in tools %}type {{ "
            "t.function.name }} = "
            "({{ t.function.parameters | tojson }}){% endfor %}<|end|>{% endif %}" + _TURNS + "{% if m.tool_calls %}"
@@ -92,7 +113,8 @@ HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% fo
 TEMPLATES = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3": LLAMA3, "mistral_spaced": MISTRAL,
              "mistral_marked": MISTRAL_MARKED, "phi4": PHI4, "phi4_single": PHI4_SINGLE, "granite3": GRANITE3,
              "deepseek_v3": DEEPSEEK_V3,
-             "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "harmony": HARMONY}
+             "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "lfm2": LFM2, "olmo3": OLMO3,
+             "harmony": HARMONY}
 #: A template without support for tools.
 PLAIN = _TURNS + "[{{ m.role }}]{{ m.content }}" + _END + "[assistant]{% endif %}"
 

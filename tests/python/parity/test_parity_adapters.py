@@ -72,12 +72,16 @@ def test_targets(tmp_path: Path, targets: tuple[str, ...]) -> None:
     assert np.abs(got - expected(merged(model, found, -3.0 / 4), tokens)).max() <= TOLERANCE
 
 
-def test_fused_modules(tmp_path: Path) -> None:
-    """Phi-3 has one matrix for queries, keys and values, and one for gate and up."""
-    model = paritymodels.decoder("phi3", 2, vocab=VOCAB)
+@pytest.mark.parametrize(("family", "targets"), [
+    ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+    ("lfm2", ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "w1", "w2", "w3"))])
+def test_other_modules(tmp_path: Path, family: str, targets: tuple[str, ...]) -> None:
+    """Phi-3 has one matrix for queries, keys and values, and one for gate and up. LFM2 has short convolutions."""
+    model = paritymodels.decoder(family, 2, vocab=VOCAB)
     randomise(model, 4)
     folder = save(tmp_path / "base", model)
-    found = matrices(model, 3, 9, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"))
+    found = matrices(model, 3, 9, targets)
+    assert {name.rpartition(".")[2] for name in found} == set(targets)
     save_peft(tmp_path / "lora", found, 6.0)
     tokens = np.random.default_rng(9).integers(2, VOCAB, 50)
     with mpool.Pool() as pool:
