@@ -138,6 +138,7 @@ ROWS = (
     _decoder("deepseek2", "DeepSeek-V2, V3 and R1, Kimi K2"),
     _decoder("smollm3", "SmolLM3"),
     _decoder("granite", "Granite 3, and 4 without Mamba layers"),
+    _decoder("granitemoe", "Granite 3 MoE", gguf="transformers", more=(f"{_DECODER}[granitemoe_shared]",)),
     _decoder("phi3", "Phi-3, Phi-4"),
     _decoder("gemma2", "Gemma 2"),
     _decoder("gemma3", "Gemma 3 (text only)"),

@@ -7,15 +7,29 @@ from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import ATTENTION_BIAS, BIASES, decoder, decoder_row, finish, read_common
-from .reading import unsupported
-from .rows import Architecture, Config, layer
+from .llama import ATTENTION_BIAS, BIASES, EXPERTS, decoder, decoder_row, finish, read_common
+from .reading import MAX_WIDTH, unsupported
+from .rows import Architecture, Config, Tensor, layer
 
 _MLP = "layers.{}.shared_mlp"
 #: Tensors of models that store the gate and up projections as one tensor.
 _FUSED = (*(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf or "ffn_norm" in tensor.gguf),
           *layer(f"{_MLP}.input_linear[0]", "ffn_gate", "FD"), *layer(f"{_MLP}.input_linear[1]", "ffn_up", "FD"),
           *layer(f"{_MLP}.output_linear", "ffn_down", "DF"))
+_EXPERTS = f"layers.{{}}.block_sparse_moe"
+#: Tensors of models whose layers have experts, and in some of them a shared expert.
+_MIXTURE = (
+    *decoder(without=("ffn_gate", "ffn_up", "ffn_down")),
+    *layer(f"{_EXPERTS}.router.layer", "ffn_gate_inp", "XD"),
+    *layer(f"{_EXPERTS}.input_linear[{{2x}}]", "ffn_gate.{x}", "ND", when="folder"),
+    *layer(f"{_EXPERTS}.input_linear[{{2x+1}}]", "ffn_up.{x}", "ND", when="folder"),
+    *layer(f"{_EXPERTS}.output_linear", "ffn_down_exps", "XDN"),
+    Tensor("", "blk.{}.ffn_gate_exps.weight", "XND"),
+    Tensor("", "blk.{}.ffn_up_exps.weight", "XND"),
+    *layer(f"{_MLP}.input_linear[0]", "ffn_gate_shexp", "SD", when="if S"),
+    *layer(f"{_MLP}.input_linear[1]", "ffn_up_shexp", "SD", when="if S"),
+    *layer(f"{_MLP}.output_linear", "ffn_down_shexp", "DS", when="if S"),
+)
 #: Values that the configuration of a model without Mamba layers and experts must state.
 _DENSE = {"num_local_experts": 0, "position_embedding_type": "rope"}
 
@@ -42,6 +56,14 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
     return _read(Fields(values, file=config.file, at=config.at), row)
 
 
+def _read_mixture(config: Fields, row: Architecture) -> Config:
+    found = _read(config, row)
+    if config.get("model_type") == "granitemoeshared":
+        width = config.int("shared_intermediate_size", 1024, low=0, high=MAX_WIDTH)
+        found.kv[f"{row.name}.expert_shared_feed_forward_length"] = width
+    return found
+
+
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     for key, ours in (("embedding_scale", "embedding_scale"), ("residual_scale", "residual_scale"),
                       ("attention.scale", "attention_scale")):
@@ -58,6 +80,10 @@ ROWS = (
     decoder_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete,
                 gguf=("granite", "granitehybrid"), biases=BIASES,
                 handled=frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})),
+    decoder_row("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _MIXTURE, read=_read_mixture,
+                complete=_complete, model_types=("granitemoe", "granitemoeshared"), biases=ATTENTION_BIAS,
+                handled=EXPERTS | {"embedding_scale", "residual_scale", "attention.scale", "logit_scale"},
+                defaults={"num_experts": 8, "num_experts_per_tok": 2}),
     decoder_row("granite", ("GraniteMoeHybridForCausalLM",), _FUSED, read=_read_hybrid, gguf=(),
                 model_types=("granitemoehybrid",), biases=ATTENTION_BIAS),
 )

@@ -109,15 +109,15 @@ def decoder_row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...]
 def read_decoder(config: Fields, row: Architecture) -> Config:
     """Read the hyper-parameters of a decoder."""
     kv, used = read_common(config, row)
-    if "num_experts" in row.defaults:
-        used |= read_experts(config, row, kv)
     return finish(config, row, kv, used)
 
 
-def read_experts(config: Fields, row: Architecture, kv: dict[str, Value]) -> set[str]:
-    """Read the number and size of experts, and return the keys that were read. An expert has the size of a dense MLP
-    unless ``moe_intermediate_size`` is one of the row's defaults."""
+def _read_experts(config: Fields, row: Architecture, kv: dict[str, Value]) -> set[str]:
+    """Read the number and size of experts, if the row's defaults have them, and return the keys that were read. An
+    expert has the size of a dense MLP unless ``moe_intermediate_size`` is one of the defaults."""
     a, usual = row.name, row.defaults
+    if "num_experts" not in usual:
+        return set()
     key = "num_experts" if "num_experts" in config else "num_local_experts"
     experts = config.int(key, usual["num_experts"], low=1, high=4096)
     kv[f"{a}.expert_count"] = experts
@@ -168,7 +168,8 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     compose_rope(kv, row, read_window(config, kv, row, period))
     kv["mpool.rope_neox"] = row.rope_neox
     kv["mpool.activation"] = activation(config, act, row.activation, acts)
-    return kv, used | {"num_key_value_heads", epsilon, "head_dim", "rope_theta", "rope_scaling",
+    return kv, used | _read_experts(config, row, kv) | {
+                       "num_key_value_heads", epsilon, "head_dim", "rope_theta", "rope_scaling",
                        "rope_parameters", "original_max_position_embeddings", "sliding_window", "use_sliding_window",
                        "max_window_layers", "layer_types", "partial_rotary_factor", act,
                        *({"sliding_window_pattern"} if row.period else ())}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import ATTENTION_BIAS, decoder, decoder_row, finish, read_common, read_experts
+from .llama import ATTENTION_BIAS, decoder, decoder_row, finish, read_common
 from .reading import MAX_LAYERS, MAX_WIDTH, require_values, unsupported
 from .rows import Architecture, Config, layer
 
@@ -17,7 +17,6 @@ _SHARED = (*decoder(experts=True, shared="shared_expert", qkv_bias=True),
 
 def _read(config: Fields, row: Architecture) -> Config:
     kv, used = read_common(config, row)
-    used |= read_experts(config, row, kv)
     kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", False)
     if config.bool("use_sliding_window", False):  # transformers applies it to all layers and ignores max_window_layers
         unsupported(config, "use_sliding_window", "false")

@@ -111,13 +111,14 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
-    if arch == "qwen2moe":
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    shared = getattr(config, "shared_expert_intermediate_size", 0) or getattr(config, "shared_intermediate_size", 0)
+    if shared:
+        writer.add_expert_shared_feed_forward_length(shared)
     if arch == "lfm2moe":
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
-    if arch == "granite":
+    if arch in ("granite", "granitemoe"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
@@ -214,9 +215,9 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
             "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "olmo3": "olmo2", "mixtral": "llama",
-            "ministral3": "mistral3", "lfm2_moe": "lfm2moe"}.get(config.model_type, config.model_type)
+            "ministral3": "mistral3", "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
-    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "mistral3")
+    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitemoe", "mistral3")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
@@ -237,6 +238,11 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             for part, values in _expert_parts(name, data, arch == "gpt-oss").items():
                 _add(writer, f"blk.{name.split('.')[2]}.ffn_{part}", values, experts if values.ndim == 3 else None)
             continue
+        if "shared_mlp." in name:
+            for part, values in zip(("gate", "up") if "input" in name else ("down",),
+                                    np.split(data, 2) if "input" in name else [data]):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_shexp.weight", np.ascontiguousarray(values))
+            continue
         if name.endswith("self_attn.sinks"):
             writer.add_tensor(f"blk.{name.split('.')[2]}.attn_sinks.weight", data)
             continue
@@ -249,7 +255,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             continue
         if name.endswith("conv.conv.weight"):
             data = data[:, 0]
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found = names.get_name(name.replace("moe.router.weight", "moe.router.layer.weight"),
+                               try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         if pairs and (".q_proj." in name or ".k_proj." in name):
             data = _adjacent_pairs(data, config.num_attention_heads if ".q_proj." in name

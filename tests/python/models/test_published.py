@@ -73,6 +73,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral-8x7B-Instruct-v0.1": ("llama_mixtral", {"rope_parameters": ..., "rope_theta": 1000000.0,
                                                      "sliding_window": None, "output_router_logits": False}),
     "GLM-4-9B-0414": ("glm4", {"rope_parameters": ..., "rope_theta": 10000.0, "partial_rotary_factor": 0.6}),
+    "granite-3.1-1b-a400m-instruct": ("granitemoe", {"rope_parameters": ..., "rope_theta": 10000.0,
+                                                     "rope_scaling": None, "output_router_logits": False}),
     "ERNIE-4.5-0.3B-PT": ("ernie4_5", {"architectures": ["Ernie4_5_ForCausalLM"], "compression_ratio": 1.0,
                                        "rope_parameters": ..., "rope_theta": 500000, "use_rmsnorm": True,
                                        "auto_map": {"AutoConfig": "configuration_ernie4_5.Ernie4_5_Config"}}),
