@@ -22,7 +22,7 @@ ANSWER = 20
 
 
 def measure(path: str, length: int, new: int, threads: int, seed: int) -> dict[str, float]:
-    """Return the seconds of both prompts, and the tokens that the second one did not compute."""
+    """Return the seconds of both prompts, and the tokens of the second one that were computed."""
     import mpool
 
     chance = random.Random(seed)
@@ -35,7 +35,7 @@ def measure(path: str, length: int, new: int, threads: int, seed: int) -> dict[s
         more = [chance.randrange(*TOKENS) for _ in range(new)]
         second = run([*prompt, *first.token_ids, *more], max_tokens=1)
     return {"first prompt s": first.timings.prompt, "second prompt s": second.timings.prompt,
-            "cached tokens": second.usage.cached_tokens}
+            "second prompt tokens": second.usage.prompt_tokens - second.usage.cached_tokens}
 
 
 def apart(percent: int, *task: Any) -> dict[str, float]:

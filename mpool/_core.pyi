@@ -170,6 +170,8 @@ class Spec:
     def weights(self) -> str:
         """Predict ``weights`` of a model's facts after its load in this process, with the compute type ``"auto"``:
         ``"packed"``, ``"mapped"`` or ``"packing"``."""
+    def state_bytes(self) -> int:
+        """Predict ``sequence_state_bytes`` of a model's facts: bytes of the state of a sequence in recurrent layers."""
 
 @final
 class Search:
@@ -390,6 +392,8 @@ class Registry:
         - queued, running: counts of requests. waiting and capacity: queued requests and their limit, as (requests of
           one input, requests of many inputs).
         - model_bytes, predicted_bytes (of the model, before it was loaded), engine_bytes.
+        - state_bytes, snapshot_bytes, snapshots: memory for states of recurrent layers, which engine_bytes includes;
+          bytes and number of their copies.
         - calls, errors: accepted and failed requests.
         - arrivals (requests per second) and predicted_workers: 0 without a forecast.
         - units_in, units_out: tokens and images of completed requests.
@@ -398,11 +402,11 @@ class Registry:
         - rows: tokens of all passes: prompt, decode and draft tokens; 0 for models without a decoder.
         - worker: one dict per worker: id, state, running, served, busy_seconds, idle_seconds, engine_bytes,
           predicted_bytes, process (id of its process; 0: it is a thread), node (memory node; -1: the machine has one).
-        - latency: seconds of completed requests: count, sum, min, max, p50, p99, buckets [(upper bound, count)].
-        - facts: architecture, compute, weights, kv_dtype, kv_token_bytes, context_length, vocab, hidden_size,
-          layers, output_size, parameters, weight_bytes, draft_bytes (weights of the draft model; 0: none), experts
-          (None: there are none), expert_bytes (in the files), expert_packed_bytes (packed copies now), thrashing; empty
-          until the model is loaded.
+        - latency: seconds of completed requests: count, sum, min, max, buckets [(upper bound, count)].
+        - facts: architecture, compute, weights, kv_dtype, kv_token_bytes, sequence_state_bytes,
+          context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes, draft_bytes (weights of
+          the draft model; 0: none), experts (None: there are none), expert_bytes (in the files), expert_packed_bytes
+          (packed copies now), thrashing; empty until the model is loaded.
         """
     def stats(self) -> dict[str, Any]:
         """Return counters, memory and compute threads.

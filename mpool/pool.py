@@ -510,7 +510,9 @@ class Pool(PoolVerbs):
         drafts = {key: entry.loading.draft for entry in entries if entry.loading.draft for key in entry.core_keys()}
         adapters = {key: entry.setup.adapter_names for entry in entries if entry.loading.adapters
                     for key in entry.core_keys()}
-        return table(self._registry.entries() if self._registry is not None else (), isolated, drafts, adapters)
+        rows = self._registry.entries() if self._registry is not None else ()
+        counted = self._history.metrics.rows(row["key"] for row in rows)
+        return table(rows, isolated, drafts, adapters, {key: one.prefix_tokens for key, one in counted.items()})
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

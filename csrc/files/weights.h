@@ -37,8 +37,8 @@ bool mp_weights_has(const mp_weights *weights, const char *name);
 const char *mp_weights_file(const mp_weights *weights, const char *name);
 /* Check the biases of layers 0 to `layers` - 1, whose tensors are named "<prefix><layer>.". FORMAT names a bias that is
  * missing in a layer and present in another one, if both have its weight. Layers without the weight need no bias. A
- * bias without a weight of its own, such as exp_probs_b.bias, belongs to the router, ffn_gate_inp.weight. The time
- * depends on the number of tensors, not on `layers`. */
+ * bias of experts without a weight of its own, such as exp_probs_b.bias, belongs to the router, ffn_gate_inp.weight.
+ * The time depends on the number of tensors, not on `layers`. */
 mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix, int layers, mp_error *error);
 /* Give the pages of a tensor back to the system. Call after the tensor is packed; a later access reads the file
  * again. */

@@ -93,6 +93,8 @@ static void put_memory(child *c) {
     const uint64_t needed = in_grains(atomic_load_explicit(&c->budget.used, memory_order_relaxed)) + GRAIN_BYTES;
     atomic_store_explicit(&c->charged, needed < charged ? needed : charged, memory_order_relaxed);
     mp_put_u64(&c->out, atomic_load_explicit(&c->charged, memory_order_relaxed));
+    const mp_state_use states = mp_prefix_state_use(c->engine->prefix);
+    mp_put(&c->out, &states, sizeof states);
 }
 
 /* --- items --- */

@@ -97,10 +97,19 @@ static void answer(proxy *p) {
 /* Give back what the child no longer needs. */
 static void get_memory(proxy *p) {
     uint64_t needed = mp_get_u64(&p->in);
+    mp_state_use states;
+    mp_get(&p->in, &states, sizeof states);
     if (!p->in.failed && needed > engine_charged(p))
         mp_wire_refuse(&p->in, "it needs more memory than is charged for it");
-    if (!p->in.failed)
-        charge(p, p->args.fixed_bytes + needed);
+    if (!p->in.failed && (states.snapshots > states.snapshot_bytes || states.snapshot_bytes > needed ||
+                          states.state_bytes > needed - states.snapshot_bytes))
+        mp_wire_refuse(&p->in, "its states take more memory than is charged for them");
+    if (p->in.failed)
+        return;
+    charge(p, p->args.fixed_bytes + needed);
+    atomic_store_explicit(&p->prefix.state_bytes, states.state_bytes, memory_order_relaxed);
+    atomic_store_explicit(&p->prefix.snapshot_bytes, states.snapshot_bytes, memory_order_relaxed);
+    atomic_store_explicit(&p->prefix.snapshots, states.snapshots, memory_order_relaxed);
 }
 
 /* --- the end of the child --- */

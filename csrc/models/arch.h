@@ -37,6 +37,8 @@ typedef enum mp_decoder_flag { /* linear layers have biases if the file has them
     MP_DECODER_OUTPUT_NORMS = 1 << 4,     /* each sublayer's output is normed before it is added to the residual sum */
     MP_DECODER_QUERY_NORMS = 1 << 5,      /* queries and keys are normed over all heads together, before rotation */
     MP_DECODER_NO_INPUT_NORMS = 1 << 6,   /* sublayers read the residual sum as it is */
+    MP_DECODER_GATED_HEADS = 1 << 7, /* the query projection has a gate after each head's query: the output of a head is
+                                      * multiplied by the gate's sigmoid */
 } mp_decoder_flag;
 
 typedef enum mp_vit_flag {          /* vision transformers */
@@ -105,6 +107,8 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_matrices mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute);
+/* Predicts the bytes of the state of a sequence (generation/states.h); 0 if the model has none. */
+uint64_t mp_decoder_state_bytes(const mp_spec *spec);
 mp_matrices mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute);
 mp_matrices mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute);
 mp_matrices mp_vision_predict_weights(const mp_spec *spec, mp_compute compute);

@@ -23,6 +23,14 @@ bool mp_capability_from_name(const char *name, mp_capability *capability) {
     return false;
 }
 
+mp_state_use mp_prefix_state_use(const mp_prefix_counters *prefix) {
+    if (!prefix)
+        return (mp_state_use){0};
+    return (mp_state_use){atomic_load_explicit(&prefix->state_bytes, memory_order_relaxed),
+                          atomic_load_explicit(&prefix->snapshot_bytes, memory_order_relaxed),
+                          atomic_load_explicit(&prefix->snapshots, memory_order_relaxed)};
+}
+
 void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent) {
     if (!progress)
         return;

@@ -85,7 +85,15 @@ typedef struct mp_prefix_counters {
     _Atomic uint64_t tokens;  /* tokens found in the cache and therefore not computed */
     _Atomic uint64_t blocks;  /* blocks that a look-up can find now, in use or idle */
     _Atomic uint64_t evicted; /* blocks evicted */
+    _Atomic uint64_t state_bytes, snapshot_bytes, snapshots; /* as in mp_state_use, now */
 } mp_prefix_counters;
+/* Memory of the states of recurrent layers, which `bytes` of the engine includes. */
+typedef struct mp_state_use {
+    uint64_t state_bytes;    /* bytes for the states of sequences */
+    uint64_t snapshot_bytes; /* bytes of the copies of states that are kept for later prompts */
+    uint64_t snapshots;      /* number of these copies */
+} mp_state_use;
+mp_state_use mp_prefix_state_use(const mp_prefix_counters *prefix); /* NULL: zeros */
 /* Totals over all steps. Accessed by the worker's thread only. */
 typedef struct mp_step_work {
     uint64_t passes;                /* passes over the weights */

@@ -132,6 +132,8 @@ const char *mp_matrices_name(mp_matrices matrices) {
     return names[matrices];
 }
 
+uint64_t mp_model_predict_state(const mp_spec *spec) { return mp_decoder_state_bytes(spec); }
+
 mp_matrices mp_model_predict_weights(const mp_spec *spec, mp_compute compute) {
     const mp_arch *arch = mp_arch_find(mp_spec_architecture(spec));
     return arch && arch->family->predict_weights ? arch->family->predict_weights(spec, compute) : MP_MATRICES_PACKED;

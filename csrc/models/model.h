@@ -24,6 +24,8 @@ typedef enum mp_matrices {
 const char *mp_matrices_name(mp_matrices matrices);
 /* Predicts `weights` of the facts of a model after its load in this process, from its spec alone. */
 mp_matrices mp_model_predict_weights(const mp_spec *spec, mp_compute compute);
+/* Predicts `sequence_state_bytes` of the facts, likewise. */
+uint64_t mp_model_predict_state(const mp_spec *spec);
 
 /* Loads the model immediately, without a loader. Several processes can share the packed weights: see
  * `mp_load_args.shared`. */
@@ -53,6 +55,7 @@ typedef struct mp_model_facts {
     bool thrashing;              /* the same experts are read from the disk repeatedly: see nn/expert_reads.h */
     const char *kv_dtype;   /* type of keys and values: "float32", "int16" or "int8" */
     int64_t kv_token_bytes; /* bytes of a token in the KV cache, in all layers */
+    int64_t sequence_state_bytes; /* bytes of the state of a sequence in all recurrent layers */
     int64_t draft_bytes;    /* bytes of the draft model's weights; 0: there is no draft model */
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;
 } mp_model_facts;

@@ -3,15 +3,16 @@
 #include "python/binding.h"
 
 static PyObject *facts_of(const mp_model_facts *facts) {
-    return Py_BuildValue("{s:s,s:s,s:s,s:z,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:z,s:L,s:L,s:N}", "architecture",
+    return Py_BuildValue("{s:s,s:s,s:s,s:z,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:z,s:L,s:L,s:N}", "architecture",
                          facts->architecture, "compute", facts->compute, "weights", mp_matrices_name(facts->weights),
                          "kv_dtype", facts->kv_dtype, "kv_token_bytes", (long long)facts->kv_token_bytes,
-                         "context_length", (long long)facts->context_length, "vocab", (long long)facts->vocab,
-                         "hidden_size", (long long)facts->hidden_size, "layers",
-                         (long long)facts->layers, "output_size", (long long)facts->output_size, "parameters",
-                         (long long)facts->parameters, "weight_bytes", (long long)facts->weight_bytes, "draft_bytes",
-                         (long long)facts->draft_bytes, "experts", mp_matrices_name(facts->experts), "expert_bytes",
-                         (long long)facts->expert_bytes, "expert_packed_bytes", (long long)facts->expert_packed_bytes,
+                         "sequence_state_bytes", (long long)facts->sequence_state_bytes, "context_length",
+                         (long long)facts->context_length, "vocab", (long long)facts->vocab, "hidden_size",
+                         (long long)facts->hidden_size, "layers", (long long)facts->layers, "output_size",
+                         (long long)facts->output_size, "parameters", (long long)facts->parameters, "weight_bytes",
+                         (long long)facts->weight_bytes, "draft_bytes", (long long)facts->draft_bytes, "experts",
+                         mp_matrices_name(facts->experts), "expert_bytes", (long long)facts->expert_bytes,
+                         "expert_packed_bytes", (long long)facts->expert_packed_bytes,
                          "thrashing", PyBool_FromLong(facts->thrashing));
 }
 
@@ -23,8 +24,8 @@ static PyObject *worker_row(const mp_worker_info *info) {
                          (unsigned long long)info->predicted_bytes, "process", info->process, "node", info->node);
 }
 
-/* Latencies of completed requests in seconds: count, sum, min, max, p50, p99, and [(upper bound, count)] without empty
- * buckets. */
+/* Latencies of completed requests in seconds: count, sum, min, max, and [(upper bound, count)] without empty buckets.
+ */
 static PyObject *latency_dict(const mp_histogram *histogram) {
     PyObject *buckets = PyList_New(0);
     for (int i = 0; buckets && i < MP_HISTOGRAM_BUCKETS; i++) {
@@ -39,10 +40,9 @@ static PyObject *latency_dict(const mp_histogram *histogram) {
     }
     if (!buckets)
         return NULL;
-    return Py_BuildValue("{s:K,s:d,s:d,s:d,s:d,s:d,s:N}", "count", (unsigned long long)histogram->count, "sum",
+    return Py_BuildValue("{s:K,s:d,s:d,s:d,s:N}", "count", (unsigned long long)histogram->count, "sum",
                          (double)histogram->sum_ns * 1e-9, "min", (double)histogram->min_ns * 1e-9, "max",
-                         (double)histogram->max_ns * 1e-9, "p50", (double)mp_histogram_quantile(histogram, 0.5) * 1e-9,
-                         "p99", (double)mp_histogram_quantile(histogram, 0.99) * 1e-9, "buckets", buckets);
+                         (double)histogram->max_ns * 1e-9, "buckets", buckets);
 }
 
 typedef struct row_copy {
@@ -98,14 +98,17 @@ static void append_entry(PyObject **list, const row_copy *copy) {
     PyObject *facts = info->model ? facts_of(&copy->facts) : PyDict_New(), *latency = latency_dict(&info->latency);
     if (workers && facts && latency)
         row = Py_BuildValue(
-            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,"
-            "s:K,s:O,s:O,s:O,s:d,s:K,s:d,s:N,s:N,s:N}",
+            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,"
+            "s:d,s:s,s:d,s:i,s:K,s:K,s:O,s:O,s:O,s:d,s:K,s:d,s:N,s:N,s:N}",
             "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
             info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
             "capacity", info->capacity[0], info->capacity[1], "pinned", info->pinned ? Py_True : Py_False,
             "model_bytes", (unsigned long long)info->model_bytes, "predicted_bytes",
-            (unsigned long long)info->predicted_bytes, "engine_bytes", (unsigned long long)info->engine_bytes, "calls",
+            (unsigned long long)info->predicted_bytes, "engine_bytes", (unsigned long long)info->engine_bytes,
+            "state_bytes", (unsigned long long)info->states.state_bytes, "snapshot_bytes",
+            (unsigned long long)info->states.snapshot_bytes, "snapshots",
+            (unsigned long long)info->states.snapshots, "calls",
             (unsigned long long)info->accepted, "errors", (unsigned long long)info->errors, "idle_seconds",
             (double)info->idle_ns * 1e-9, "keep_alive",
             info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",

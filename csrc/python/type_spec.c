@@ -420,6 +420,15 @@ static PyObject *spec_weights(PyObject *self, PyObject *none) {
     return PyUnicode_FromString(mp_matrices_name(weights));
 }
 
+static PyObject *spec_state_bytes(PyObject *self, PyObject *none) {
+    (void)none;
+    uint64_t bytes;
+    MP_BEGIN_EXCLUSIVE(self);
+    bytes = mp_model_predict_state(((spec_object *)self)->spec);
+    MP_END_EXCLUSIVE();
+    return PyLong_FromUnsignedLongLong(bytes);
+}
+
 static PyMethodDef methods[] = {
     {"add_file", spec_add_file, METH_O, "Add a weight file; tensors refer to it by its index."},
     {"note_files", spec_note_files, METH_O,
@@ -434,6 +443,7 @@ static PyMethodDef methods[] = {
     {"set_draft", spec_set_draft, METH_O,
      "Set the spec of the draft model, which can then no longer be changed."},
     {"weights", spec_weights, METH_NOARGS, "Predict how a model in this process uses its weights after its load."},
+    {"state_bytes", spec_state_bytes, METH_NOARGS, "Predict the bytes of the state of a sequence in recurrent layers."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -81,6 +81,9 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info) {
         info->workers += serves;
         info->busy += worker->active_count > 0;
         info->engine_bytes += serves ? worker->held_bytes : 0;
+        info->states.state_bytes += serves ? worker->states.state_bytes : 0;
+        info->states.snapshot_bytes += serves ? worker->states.snapshot_bytes : 0;
+        info->states.snapshots += serves ? worker->states.snapshots : 0;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }

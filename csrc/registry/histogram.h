@@ -28,20 +28,4 @@ static inline void mp_histogram_add(mp_histogram *histogram, uint64_t ns) {
     histogram->sum_ns += ns;
 }
 
-/* Returns an estimate of the given quantile (0..1), as if the durations of a bucket lay evenly between its bounds; 0 if
- * count is 0. It is between the minimum and the maximum. */
-static inline uint64_t mp_histogram_quantile(const mp_histogram *histogram, double share) {
-    double wanted = share * (double)histogram->count, found = (double)histogram->max_ns;
-    for (int i = 0; i < MP_HISTOGRAM_BUCKETS - 1; i++) {
-        const double count = (double)histogram->bucket[i], low = i > 0 ? (double)mp_histogram_bound(i - 1) : 0;
-        if (count > 0 && count >= wanted) {
-            found = low + ((double)mp_histogram_bound(i) - low) * wanted / count;
-            break;
-        }
-        wanted -= count;
-    }
-    const uint64_t ns = (uint64_t)found;
-    return ns < histogram->min_ns ? histogram->min_ns : ns > histogram->max_ns ? histogram->max_ns : ns;
-}
-
 #endif

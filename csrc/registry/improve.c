@@ -58,7 +58,7 @@ bool mp_worker_improve(mp_worker *w) {
     const uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     const bool dead = w->state == MP_WORKER_DEAD;
-    w->held_bytes = held;
+    mp_worker_set_bytes(w, held);
     w->in_step = w->moving = false;
     mp_mutex_unlock(&entry->lock);
     if (!dead)

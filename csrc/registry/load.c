@@ -232,7 +232,7 @@ static void become_ready(mp_worker *worker, bool loading, uint64_t held) {
     }
     mp_faults_loaded(entry);
     worker->process = worker->engine->process;
-    worker->held_bytes = held;
+    mp_worker_set_bytes(worker, held);
     mp_worker_set_state(worker, MP_WORKER_READY);
     mp_count(entry->services, MP_METRIC_workers_spawned, 1); /* under the lock: a READY worker must be counted */
     mp_count(entry->services, MP_METRIC_loads, loading);

@@ -194,6 +194,7 @@ typedef struct mp_entry_info {
     int predicted;   /* workers predicted for these arrivals; 0 = unknown or off */
     bool pinned;
     uint64_t model_bytes, engine_bytes; /* bytes of the model; of the engines of all workers */
+    mp_state_use states;                /* sum over all workers */
     uint64_t accepted, errors;          /* requests: accepted; failed, without timeouts and cancellations */
     uint64_t idle_ns; /* time since the last worker became idle; 0 = a worker has a request, or no worker serves */
     uint64_t keep_alive_ns;

@@ -74,7 +74,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     /* mp_ticket_cancel has returned true: the request must not succeed, although its last step did. A result that is
      * ready at its deadline or at the shutdown is delivered. */
     bool refused = status == MP_OK && atomic_load_explicit(&ticket->cause, memory_order_acquire) == MP_CANCELLED;
-    w->held_bytes = held;
+    mp_worker_set_bytes(w, held);
     mp_dispatch_memory_free(entry);
     forget_shortage(w);
     mp_mutex_unlock(&entry->lock);
@@ -203,7 +203,7 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
         uint64_t held = mp_worker_bytes(w);
         mp_mutex_lock(&entry->lock);
         w->memory = MP_MEMORY_TRIMMED;
-        w->held_bytes = held;
+        mp_worker_set_bytes(w, held);
         mp_mutex_unlock(&entry->lock);
         mp_governor_notify(services->governor);
         mp_mutex_lock(&entry->lock);
@@ -546,7 +546,7 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     bool dead = w->state == MP_WORKER_DEAD;
-    w->held_bytes = held;
+    mp_worker_set_bytes(w, held);
     w->in_step = w->moving = false;
     w->step_live = 0;
     for (int i = 0; i < w->plan.count && !dead; i++)

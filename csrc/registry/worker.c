@@ -125,6 +125,12 @@ uint64_t mp_worker_bytes(const mp_worker *worker) {
     return engine->ops->bytes ? engine->ops->bytes(engine) : worker->engine_bytes;
 }
 
+void mp_worker_set_bytes(mp_worker *worker, uint64_t held) {
+    mp_assert_held(&worker->entry->lock);
+    worker->held_bytes = held;
+    worker->states = mp_prefix_state_use(worker->engine->prefix);
+}
+
 /* --- compute threads --- */
 
 /* Returns true if an active request or the load was cancelled: the worker must plan again. Optional work (improve.c)

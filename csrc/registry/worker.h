@@ -101,6 +101,7 @@ typedef struct mp_worker {
     uint64_t served, step_ns; /* requests that ended; time in steps, to compare workers */
     uint64_t engine_bytes; /* predicted size of its engine */
     uint64_t held_bytes;   /* measured size of its engine; updated after each step, request and trim */
+    mp_state_use states;   /* likewise */
     int process; /* id of the process in which its engine computes; 0 = this process */
     mp_watch watch;
 
@@ -158,6 +159,8 @@ bool mp_worker_improve(mp_worker *worker);
 
 /* For the worker's thread. Returns the bytes that the engine holds. */
 uint64_t mp_worker_bytes(const mp_worker *worker);
+/* Likewise; must hold the lock. Records `held`, the result of mp_worker_bytes, and the memory of states. */
+void mp_worker_set_bytes(mp_worker *worker, uint64_t held);
 
 /* Must hold the entry's lock. */
 void mp_worker_set_state(mp_worker *worker, mp_worker_state state);

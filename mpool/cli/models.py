@@ -9,9 +9,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
 from ..errors import MpoolError, OfflineError
 from ..models import describing
 from ..models.catalogue import load as load_catalogue
+from ..models.catalogue import state_bytes
 from ..models.describing import resolve, verify
 from ..models.references import parse as parse_reference
 from ..models.sources import offline_variables, when_online
@@ -178,6 +180,10 @@ def facts_of_model(model: ModelDescription) -> dict[str, Any]:
         from ..models.formats.adapters import supported_modules
 
         facts |= {"adapter_modules": list(supported_modules(model))}
+    if state := state_bytes(model):
+        percent = next(value for name, value, _, _ in _core.options() if name == "MPOOL_SNAPSHOT_PERCENT")
+        facts |= {"sequence_state_bytes": state,
+                  "snapshots": f"up to {percent} % of the memory limit (MPOOL_SNAPSHOT_PERCENT)"}
     if experts := _expert_bytes(model):
         facts |= {"expert_bytes": experts, "experts": "read from the file as they are used"}
     if model.embedding is not None and "vectors" not in model.embedding.outputs:

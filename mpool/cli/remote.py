@@ -194,7 +194,10 @@ def ps(arguments: argparse.Namespace) -> int:
     if arguments.wide:
         columns |= {"WORKERS": [str(len(row["workers"])) for row in models],
                     "RUNNING": [str(row["running"]) for row in models],
-                    "QUEUED": [str(row["queued"]) for row in models]}
+                    "QUEUED": [str(row["queued"]) for row in models],
+                    "SNAPSHOTS": [f"{row['snapshots']}, {row['snapshot_bytes'] / 1e6:,.0f} MB" if row["snapshots"]
+                                  else "-" for row in models],
+                    "REUSED": [f"{row['prefix_tokens']:,} tokens" if row["prefix_tokens"] else "-" for row in models]}
     say(table(list(columns), zip(*columns.values()), None if arguments.wide else screen_width()))
     memory = state["memory"]
     say(f"\n{memory['used'] / 1e6:,.0f} MB of {memory['limit'] / 1e6:,.0f} MB used, {state['status']}")

@@ -62,12 +62,19 @@ class ModelRow:
         pinned: True after ``load(..., pin=True)``.
         model_bytes: bytes of the weights, which all workers share. Includes those of the draft model.
         engine_bytes: bytes of scratch and caches of the workers, as of their last steps.
+        state_bytes: part of ``engine_bytes`` for the states and draft rows of running sequences; 0 for models without
+            recurrent layers.
+        snapshot_bytes: part of ``engine_bytes`` for snapshots: copies of states, from which later prompts continue.
+        snapshots: number of snapshots.
+        prefix_tokens: tokens of the prompts of completed requests that were found in the prefix cache, and with a
+            snapshot if the model has recurrent layers, and therefore not computed.
         nodes: memory nodes (NUMA) of the workers; empty on a machine with one node.
         calls: number of accepted requests since the pool was created.
         errors: number of failed requests since the pool was created.
         idle_seconds: seconds since the last request.
         facts: architecture, context_length, parameters and further facts; of language models also ``kv_token_bytes``,
-            the bytes of a token in the KV cache. Empty before the model is loaded.
+            the bytes of a token in the KV cache, and ``sequence_state_bytes``, those of the state of a sequence in
+            recurrent layers. Empty before the model is loaded.
     """
 
     model: str
@@ -94,6 +101,10 @@ class ModelRow:
     pinned: bool
     model_bytes: int
     engine_bytes: int
+    state_bytes: int
+    snapshot_bytes: int
+    snapshots: int
+    prefix_tokens: int
     nodes: tuple[int, ...]
     calls: int
     errors: int
@@ -105,7 +116,7 @@ class ModelTable(Sequence[ModelRow]):
     """Result of :func:`mpool.ps`: a sequence of rows, displayed as a table in a terminal and in a notebook."""
 
     _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "KV", "WEIGHTS", "CACHES", "WORKERS", "RUNNING", "QUEUED",
-             "REQUESTS", "IDLE")
+             "REQUESTS", "REUSED", "IDLE")
 
     def __init__(self, rows: Iterable[ModelRow]) -> None:
         self._rows = tuple(rows)
@@ -129,8 +140,9 @@ class ModelTable(Sequence[ModelRow]):
     def _cells(self) -> list[tuple[str, ...]]:
         last = [(",".join(map(str, row.nodes)) or "-",) if self._on_nodes() else () for row in self._rows]
         return [(row.model, row.capability, _state(row), row.compute or "-", row.kv_dtype or "-", _weights(row),
-                 megabytes(row.engine_bytes), _workers(row), str(row.running), str(row.queued),
-                 str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""), _idle(row), *more)
+                 _caches(row), _workers(row), str(row.running), str(row.queued),
+                 str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""),
+                 f"{row.prefix_tokens:,} tokens" if row.prefix_tokens else "-", _idle(row), *more)
                 for row, more in zip(self._rows, last)]
 
     def __repr__(self) -> str:
@@ -157,6 +169,12 @@ def _weights(row: ModelRow) -> str:
         + (f", {len(row.adapters)} adapter{'s' * (len(row.adapters) > 1)}" if row.adapters else "")
 
 
+def _caches(row: ModelRow) -> str:
+    return megabytes(row.engine_bytes) \
+        + (f", {megabytes(row.snapshot_bytes)} of {row.snapshots} snapshot{'s' * (row.snapshots > 1)}"
+           if row.snapshots else "")
+
+
 def _idle(row: ModelRow) -> str:
     if row.state != "ready":
         return "-"
@@ -170,7 +188,8 @@ def _workers(row: ModelRow) -> str:
 
 def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
           drafts: Mapping[str, str] = MappingProxyType({}),
-          adapters: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> ModelTable:
+          adapters: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+          prefix_tokens: Mapping[str, int] = MappingProxyType({})) -> ModelTable:
     """Convert entries of the core's registry to a table.
 
     Args:
@@ -178,6 +197,7 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
         isolated: keys of the models whose workers are processes.
         drafts: references of draft models, by the keys of their models.
         adapters: names of adapters, by the keys of their models.
+        prefix_tokens: prompt tokens found in the prefix cache, by the keys of their models.
     """
     rows = []
     for entry in entries:
@@ -186,7 +206,7 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
                 "compute": facts.get("compute"), "weights": facts.get("weights"),
                 "experts": facts.get("experts"), "thrashing": bool(facts.get("thrashing")),
                 "kv_dtype": facts.get("kv_dtype"), "draft": drafts.get(entry["key"]),
-                "adapters": adapters.get(entry["key"], ()),
+                "adapters": adapters.get(entry["key"], ()), "prefix_tokens": prefix_tokens.get(entry["key"], 0),
                 "nodes": tuple(sorted({worker["node"] for worker in entry["worker"]} - {-1})),
                 "isolation": "process" if entry["key"] in isolated else "thread",
                 "processes": tuple(worker["process"] for worker in entry["worker"] if worker["process"])}

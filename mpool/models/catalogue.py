@@ -12,8 +12,9 @@ A row states:
   rounded as its publisher states it;
 - ``options``: defaults that the model needs and that its files do not state;
 - ``est_memory_allocation_mb``: the memory of the model with one worker, in units of 10**6 bytes. It is the size of the
-  stored weights plus 15 %, plus 48 (:func:`estimate`). The token embedding of an encoder is read from the memory-mapped
-  file and does not count.
+  stored weights plus 15 %, plus 48, plus the state of one sequence in recurrent layers (:func:`estimate`). The token
+  embedding of an encoder is read from the memory-mapped file and does not count. Nor do snapshots of states count,
+  which have a share of the memory limit.
 """
 
 from __future__ import annotations
@@ -177,7 +178,12 @@ def estimate(described: ModelDescription) -> int:
     stored = {(part.spec.files[tensor.file], tensor.offset): tensor.nbytes
               for part in (described, *described.networks) for tensor in part.spec.tensors
               if part.embedding is None or tensor.name != "token_embd.weight"}
-    return round(sum(stored.values()) / 1e6 * 1.15) + 48
+    return round(sum(stored.values()) / 1e6 * 1.15 + state_bytes(described) / 1e6) + 48
+
+
+def state_bytes(described: ModelDescription) -> int:
+    """Return the bytes of the state of a sequence in recurrent layers; 0 if the model has none."""
+    return described.spec.to_core().state_bytes() if "mpool.layer_mixers" in described.spec.kv else 0
 
 
 def unknown(key: str, known: Mapping[str, str]) -> UnknownModel:

@@ -14,6 +14,7 @@ from .. import _core
 from ..host import native_calls
 from ..host.native_calls import NativeCalls
 from . import deadlines as _deadlines
+from .latency import quantiles
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -194,10 +195,10 @@ def _fullest(row: Mapping[str, Any]) -> tuple[int, int]:
 
 def _model(row: Mapping[str, Any]) -> ModelHealth:
     latency, calls = row["latency"], row["calls"]
-    known = latency["count"] > 0
+    known: dict[str, float] = quantiles(latency) if latency["count"] else {}
     return ModelHealth(
         row["state"], row["breaker"], Workers(row["workers"], row["busy"], row["workers"] - row["busy"], row["dead"]),
-        *_fullest(row), latency["p50"] if known else None, latency["p99"] if known else None,
+        *_fullest(row), known.get("p50"), known.get("p99"),
         min(1.0, row["errors"] / calls) if calls else float(row["errors"] > 0), row["last_error"] or None,
         sum(row["deaths"].values()))
 

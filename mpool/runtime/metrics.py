@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,12 @@ from .. import _core
 from ..host import native_calls
 from . import health as _health
 from .events import dropped
+from .latency import BOUNDS, counts_of, quantiles
 
 if TYPE_CHECKING:
     from .hosts import Host
     from .request_metrics import ModelRequests
 
-#: Upper bounds of the buckets of every latency histogram, in seconds (csrc/registry/histogram.h).
-BOUNDS = (*(1e-6 * 2**i for i in range(27)), math.inf)
 #: Gauges of the whole pool: name -> help.
 GAUGES = {
     "memory_limit": "maximum bytes for models, caches and queues together",
@@ -40,6 +38,9 @@ MODEL_GAUGES = {
     "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
     "queued": "waiting requests", "running": "running requests", "model_bytes": "bytes of weights",
     "engine_bytes": "bytes of scratch and caches",
+    "state_bytes": "bytes of the states of running sequences, of models with recurrent layers",
+    "snapshot_bytes": "bytes of snapshots: copies of states, from which later prompts continue",
+    "snapshots": "snapshots of states",
     "arrivals": "requests per second that the forecast expects; 0: predictive_scaling is off",
     "predicted_workers": "workers that the forecast keeps; 0: predictive_scaling is off",
 }
@@ -107,9 +108,9 @@ def sample(pool: Host) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def _model(pool: Host, row: dict[str, Any], requests: ModelRequests) -> dict[str, Any]:
     latency = dict(row["latency"])
-    counts = dict(latency.pop("buckets"))
-    latency["histogram"] = [(bound, next((n for at, n in counts.items() if math.isclose(at, bound)), 0))
-                            for bound in BOUNDS]
+    counts = counts_of(latency)
+    latency |= {**quantiles(latency), "histogram": [(bound, counts.get(at, 0)) for at, bound in enumerate(BOUNDS)]}
+    del latency["buckets"]
     return {"capability": row["capability"], "state": row["state"], "breaker": row["breaker"],
             "healthy": int(not any(_health.complaints(pool, row))),
             "per_worker": [{"position": at, **{name: worker[name] for name in (*WORKER_COUNTERS, *WORKER_GAUGES)}}

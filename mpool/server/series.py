@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..records import logger
 from ..runtime import metrics
-from ..runtime.metrics import BOUNDS
+from ..runtime.latency import counts_of, quantile
 from ..stores import STORES
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Track:
         width, most, kept = len(self.names), RINGS[step], self.points[step]
         if count:
             kept.extend(total / count for total in sums)
-            kept.extend(_quantile(held, share) for share in (0.5, 0.99))
+            kept.extend(quantile(held, share) for share in (0.5, 0.99))
         else:
             kept.extend([math.nan] * width)
         if points > 1:
@@ -117,19 +117,6 @@ class _Track:
         if len(kept) > width * most:
             del kept[:len(kept) - width * most]
         self._sums[step], self._counts[step], self._latency[step] = [0.0] * len(sums), 0, {}
-
-
-def _quantile(latency: dict[int, int], share: float) -> float:
-    """Return an estimate of a quantile in seconds, as if the requests of a bucket were spread evenly in it; NaN: no
-    request was completed."""
-    wanted = share * sum(latency.values())
-    for bucket, count in sorted(latency.items()):
-        if count >= wanted:
-            high = BOUNDS[min(bucket, len(BOUNDS) - 2)]
-            low = min(BOUNDS[bucket - 1], high) if bucket else 0.0
-            return low + (high - low) * wanted / count if count else high
-        wanted -= count
-    return math.nan
 
 
 class Series:
@@ -260,12 +247,7 @@ def _model_reading(row: dict[str, Any]) -> Reading:
     images = row["units_out"] if capability == "text_to_image" else row["units_in"] if capability in _IMAGES else 0
     return Reading((latency["count"], row["errors"], tokens, images),
                    (row["queued"], row["running"], row["workers"], row["model_bytes"] + row["engine_bytes"]),
-                   {_bucket(bound): count for bound, count in latency["buckets"] if count})
-
-
-def _bucket(bound: float) -> int:
-    """Return the index in ``BOUNDS`` of an upper bound, which is a power of two of microseconds."""
-    return len(BOUNDS) - 1 if math.isinf(bound) else round(math.log2(bound * 1e6))
+                   counts_of(latency))
 
 
 def _newest(track: _Track, step: int, count: int) -> tuple[str, tuple[str, ...], array[float], int]:

@@ -89,9 +89,15 @@ static inline void answer_plan(scene *s, uint32_t amount, bool target) {
     MP_CHECK(s->plan.threads >= 1 && s->plan.threads <= 256);
 }
 
+/* Puts the bytes that the engine needs, and the part of them that states take. */
+static inline void put_needed(scene *s, uint64_t needed, mp_state_use states) {
+    mp_put_u64(&s->out, needed);
+    mp_put(&s->out, &states, sizeof states);
+}
+
 static inline void put_learnt(scene *s) {
     mp_step_work work = {.passes = 1, .rows = 3, .draft_tokens = 2, .accepted_draft_tokens = 1};
-    mp_put_u64(&s->out, 0); /* bytes that the engine needs */
+    put_needed(s, 0, (mp_state_use){0});
     for (int i = 0; i < 4; i++)
         mp_put_u64(&s->out, 5);
     mp_put(&s->out, &work, sizeof work);

@@ -186,6 +186,7 @@ typedef struct tiny_kind {
     const int64_t *mixers; /* [TINY_LAYERS] `mpool.layer_mixers`, or NULL */
     bool scaled;   /* scale factors, softcaps, a separate rotary base for windows, a layer without rotation */
     int long_from; /* LongRoPE from this position; 0 = none */
+    int context;   /* 0 = TINY_CONTEXT */
     int experts;   /* number of experts, two used per row; 0 = none. The last expert is never chosen, because its router
                     * row is NaN; its weights are on pages of their own at the end of the file */
     bool biased;   /* biases, attention sinks and clamped gates; requires experts */
@@ -333,7 +334,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         tiny_ints(file.spec, name, kv_counts, TINY_LAYERS);
     else
         tiny_int(file.spec, name, kv_heads);
-    tiny_arch_int(file.spec, kind->arch, "context_length", TINY_CONTEXT);
+    tiny_arch_int(file.spec, kind->arch, "context_length", kind->context ? kind->context : TINY_CONTEXT);
     tiny_arch_float(file.spec, kind->arch, "attention.layer_norm_rms_epsilon", 1e-5);
     tiny_arch_float(file.spec, kind->arch, "rope.freq_base", 10000);
     if (kind->window) {
@@ -393,7 +394,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     const struct {
         const char *name;
         int rows, columns;
-    } matrices[] = {{"attn_q", TINY_HIDDEN, TINY_HIDDEN}, {"attn_k", kv, TINY_HIDDEN}, {"attn_v", kv, TINY_HIDDEN},
+    } matrices[] = {{"attn_q", flags & MP_DECODER_GATED_HEADS ? 2 * TINY_HIDDEN : TINY_HIDDEN, TINY_HIDDEN},
+                    {"attn_k", kv, TINY_HIDDEN}, {"attn_v", kv, TINY_HIDDEN},
                     {"attn_output", TINY_HIDDEN, TINY_HIDDEN}, {"ffn_gate", TINY_FFN, TINY_HIDDEN},
                     {"ffn_up", TINY_FFN, TINY_HIDDEN}, {"ffn_down", TINY_HIDDEN, TINY_FFN}};
     const int parts = TINY_HEADS * 2 * TINY_PART;

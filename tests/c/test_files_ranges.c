@@ -190,7 +190,8 @@ static void expect_missing(const bool has[2][LAYERS][PARTS], const int *order, i
         const int layer = order[i] / 2 / PARTS, part = order[i] / 2 % PARTS;
         if (order[i] % 2 == 0)
             continue;
-        const int owner = has[0][layer][part] ? part : has[0][layer][2] ? 2 : -1;
+        const bool of_experts = strncmp(parts[part], "ffn_", 4) == 0;
+        const int owner = has[0][layer][part] ? part : of_experts && has[0][layer][2] ? 2 : -1;
         for (int step = -1; owner >= 0 && step <= 1; step += 2)
             for (int other = layer + step; other >= 0 && other < LAYERS; other += step) {
                 if (!has[0][other][owner])

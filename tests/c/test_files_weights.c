@@ -158,6 +158,8 @@ MP_TEST(files_weights_layers_have_the_same_biases) {
         {"blk.0.q.weight blk.0.q.bias blk.1.experts.weight", 2, ""},
         /* a bias without a weight belongs to the router */
         {"blk.0.ffn_gate_inp.weight blk.1.ffn_gate_inp.weight blk.1.exp_probs_b.bias", 2, "blk.0.exp_probs_b.bias"},
+        /* unless it belongs to no feed-forward network */
+        {"blk.0.ffn_gate_inp.weight blk.1.ffn_gate_inp.weight blk.1.ssm_dt.bias", 2, ""},
         /* these are no layers of the model */
         {"blk.0.q.weight blk.0.q.bias blk.01.q.weight blk.x.q.weight v.blk.1.q.weight blk.1q.weight", 2, ""},
     };

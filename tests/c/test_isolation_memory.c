@@ -15,6 +15,7 @@ typedef struct questions {
     uint64_t wanted[3]; /* 0 ends the list */
     bool charged[3];
     uint64_t needed;
+    mp_state_use states;
 } questions;
 
 static void ask_all(void *arg) {
@@ -23,7 +24,7 @@ static void ask_all(void *arg) {
         q->charged[i] = mp_channel_ask(&q->s->p.child, q->wanted[i]);
     mp_wire_begin(&q->s->out, &q->s->p.child, MP_FRAME_TRIM);
     mp_put_u64(&q->s->out, 1);
-    mp_put_u64(&q->s->out, q->needed);
+    put_needed(q->s, q->needed, q->states);
     MP_CHECK(mp_wire_end(&q->s->out));
 }
 
@@ -88,6 +89,24 @@ MP_TEST(isolation_memory_is_charged_when_the_child_asks) {
         q = (questions){.s = &s, .needed = cases[i].needed};
         MP_CHECK_INT(trim(&q), 1);
         MP_CHECK_INT(s.budget.used, cases[i].needed);
+        end(&s);
+    }
+}
+
+MP_TEST(isolation_states_are_within_the_memory_of_the_engine) {
+    static const struct {
+        mp_state_use states;
+        bool fine;
+    } cases[] = {{{60, 40, 2}, true},  {{0, 100, 100}, true},          {{61, 40, 2}, false},
+                 {{0, 101, 1}, false}, {{UINT64_MAX, 40, 1}, false}, {{0, 3, 4}, false}};
+    static scene s;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        begin(&s, 100);
+        questions q = {.s = &s, .wanted = {100}, .needed = 100, .states = cases[i].states};
+        MP_CHECK_INT(trim(&q), cases[i].fine);
+        const mp_state_use use = mp_prefix_state_use(s.engine->prefix), none = {0};
+        MP_CHECK(memcmp(&use, cases[i].fine ? &cases[i].states : &none, sizeof use) == 0);
+        MP_CHECK_INT(s.engine->lost(s.engine) == NULL, cases[i].fine);
         end(&s);
     }
 }

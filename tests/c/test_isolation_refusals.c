@@ -201,7 +201,7 @@ static mp_outcome step_with(duo *d, uint8_t outcome, const mp_step_work *work, c
     if (outcome == MP_OUTCOME_FAILED)
         mp_put_error(&d->s.out, MP_OK, NULL);
     mp_put_u32(&d->s.out, 0);
-    mp_put_u64(&d->s.out, 0); /* bytes that the engine needs */
+    put_needed(&d->s, 0, (mp_state_use){0});
     mp_put(&d->s.out, prefix, sizeof prefix);
     mp_put(&d->s.out, work, sizeof *work);
     mp_put(&d->s.out, speed, MP_MODEL_SPEEDS * sizeof *speed);
@@ -239,7 +239,7 @@ MP_TEST(isolation_a_trim_releases_at_most_the_budget) {
         begin_duo(&d);
         mp_wire_begin(&d.s.out, &d.s.p.child, MP_FRAME_TRIM);
         mp_put_u64(&d.s.out, (uint64_t)BUDGET + (uint64_t)more);
-        mp_put_u64(&d.s.out, 0); /* bytes that the engine needs */
+        put_needed(&d.s, 0, (mp_state_use){0});
         send_answer(&d.s, false);
         MP_CHECK_INT(d.s.engine->ops->trim(d.s.engine), more ? 0 : BUDGET);
         end_duo(&d, more ? "it released more memory than its budget" : "");

@@ -9,7 +9,7 @@
 #include "kernels/simd/rows_tmpl.h"
 
 enum { STATE, U, O, RESULTS, K = RESULTS, Q, V, DECAY, BETA, ARRAYS };
-enum { WITH_BETA = 1, WITH_U = 2, WITH_O = 4, LANES = MP_STATE_LANES };
+enum { WITH_BETA = 1, WITH_U = 2, WITH_O = 4, LANES = MP_STATE_BLOCK };
 
 static const float untouched = -77.0f; /* fills u and o, of which the columns from dv on must keep it */
 

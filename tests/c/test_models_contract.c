@@ -235,6 +235,14 @@ MP_TEST_SECONDS(models_contract_head_norms, 300) {
     check_kind(&(tiny_kind){.arch = "qwen3"});
 }
 
+MP_TEST_SECONDS(models_contract_gated_heads, 300) {
+    check_kind(&(tiny_kind){.arch = "qwen35"});
+}
+
+MP_TEST_SECONDS(models_contract_bytes_gated_heads, 300) {
+    check_kind(&(tiny_kind){.arch = "qwen35", .more = keep_bytes});
+}
+
 MP_TEST_SECONDS(models_contract_scaled, 300) {
     check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .scaled = true});
 }

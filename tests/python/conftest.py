@@ -196,6 +196,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the small Llama with a short convolution in its first layer, which keeps a state."""
+    return _tiny(tmp_path_factory, "lfm2")
+
+
+@pytest.fixture(scope="session")
 def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small Qwen2 with sampling defaults of its own."""
     return _tiny(tmp_path_factory, "qwen2")

@@ -37,7 +37,7 @@ static void norm_wide(const mp_attend *run) {
         return;
     mp_team_split(run->view->context.thread, run->view->rows, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
-        float *const row = run->qkv + r * shape->qkv_width, *const keys = row + shape->heads * shape->head_dim;
+        float *const row = run->qkv + r * shape->qkv_width, *const keys = row + shape->heads * shape->query_step;
         if (q)
             mp_norm_row(&attention->q_norm, row, row);
         if (k)
@@ -60,9 +60,9 @@ static void norm_and_rotate(const mp_attend *run, const mp_norm *norm, int row, 
 /* Rotates key head `head` of a row and stores it, with the value of that head, in the KV cache. */
 static void store_row(const mp_attend *run, const mp_row_seq *seq, int row, int head) {
     const mp_attention_shape *shape = run->attention->shape;
-    float *k = query_key_value(run, seq->row0 + row) + (size_t)((shape->heads + head) * shape->head_dim);
-    float *v = query_key_value(run, seq->row0 + row) + (shape->heads + shape->kv_heads) * shape->head_dim +
-               head * shape->value_dim;
+    float *const keys = query_key_value(run, seq->row0 + row) + shape->heads * shape->query_step;
+    float *k = keys + head * shape->head_dim;
+    float *v = keys + shape->kv_heads * shape->head_dim + head * shape->value_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
     norm_and_rotate(run, &run->attention->k_norm, seq->row0 + row, k);
@@ -92,12 +92,12 @@ static void rotate_queries(const mp_attend *run, const mp_row_seq *seq, int row,
     const mp_attention_shape *shape = run->attention->shape;
     const mp_kernels *kernels = mp_kernels_get();
     int group = mp_attention_group(shape);
-    float *q = query_key_value(run, seq->row0 + row) + (size_t)(head * group * shape->head_dim);
+    float *q = query_key_value(run, seq->row0 + row) + (size_t)(head * group * shape->query_step);
     const float factor = query_factor(run->pass->model, seq->past + row);
     const float *balance = run->attention->balance;
     if (balance)
         balance += mp_attention_kv_head(shape, head) * shape->head_dim;
-    for (int g = 0; g < group; g++, q += shape->head_dim) {
+    for (int g = 0; g < group; g++, q += shape->query_step) {
         norm_and_rotate(run, &run->attention->q_norm, seq->row0 + row, q);
         if (balance)
             for (int i = 0; i < shape->head_dim; i++)
@@ -150,9 +150,9 @@ static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) 
         v[b] = mp_kv_v(run->pass->cache, seq->blocks[b], run->attention->store, kv_head);
     }
     return (mp_attn_kv){
-        .q = query_key_value(run, seq->row0 + unit->row0) + (size_t)(unit->head * group * shape->head_dim),
+        .q = query_key_value(run, seq->row0 + unit->row0) + (size_t)(unit->head * group * shape->query_step),
         .ldq = shape->qkv_width,
-        .ldq_group = shape->head_dim,
+        .ldq_group = shape->query_step,
         .group = group,
         .k_dim = shape->head_dim,
         .v_dim = shape->padded_dim,
@@ -180,6 +180,17 @@ static float output_factor(const mp_paged_attention *attention, int head, float 
     return by[0] / (l * by[0] + by[1]);
 }
 
+/* Multiplies the output of a head by the sigmoid of its gate, which this overwrites. */
+static void apply_gate(const mp_attend *run, int row, int head, float *out) {
+    const mp_attention_shape *shape = run->attention->shape;
+    float *const gate = query_key_value(run, row) + head * shape->query_step + shape->head_dim;
+    if (shape->gate_dim == 0)
+        return;
+    mp_kernels_get()->activate(MP_ACT_SIGMOID, shape->gate_dim, gate);
+    for (int i = 0; i < shape->gate_dim; i++)
+        out[i] *= gate[i];
+}
+
 /* Normalises the outputs of a unit's rows and writes them to run->mixed. */
 static void finish_unit(const mp_attend *run, const mp_attention_unit *unit, const mp_attn_partial *state) {
     const mp_attention_shape *shape = run->attention->shape;
@@ -196,6 +207,7 @@ static void finish_unit(const mp_attend *run, const mp_attention_unit *unit, con
                          (size_t)((unit->head * group + g) * d);
             for (int i = 0; i < d; i++)
                 out[i] = o[i] * factor;
+            apply_gate(run, run->view->first + row0 + r, unit->head * group + g, out);
         }
 }
 
@@ -347,7 +359,7 @@ static mp_status read_attention(const mp_layer_reader *reader, mp_mixer *mixer, 
     const mp_decoder *model = reader->model;
     const mp_attention_shape *shape = mixer->attention.shape = mp_decoder_shape(model, reader->index);
     const int32_t kv = shape->kv_heads * shape->head_dim;
-    const mp_reader_part qkv[] = {{"attn_q", shape->heads * shape->head_dim}, {"attn_k", kv}, {"attn_v", kv}};
+    const mp_reader_part qkv[] = {{"attn_q", shape->heads * shape->query_step}, {"attn_k", kv}, {"attn_v", kv}};
     const mp_reader_part out = {"attn_output", model->hidden};
     MP_TRY(mp_reader_linear(reader, &mixer->attention.qkv, qkv, 3, model->hidden, 1, error));
     MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, shape->heads * shape->value_dim, model->residual_scale,

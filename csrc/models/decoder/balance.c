@@ -73,9 +73,10 @@ static void balance_head(const mp_decoder *model, const mp_paged_attention *atte
         measure(model, attention, k_norm->weight + head * k_wide, 1, 0, k);
     } else {
         const mp_linear *qkv = &attention->qkv;
-        measure(model, attention, qkv->bias + head * group * d, group, d, q);
-        measure(model, attention, qkv->bias + (shape->heads + head) * d, 1, 0, k);
-        q_rest = output_square(qkv, norm, 0, head * group * d, group * d, row);
+        const int step = shape->query_step;
+        measure(model, attention, qkv->bias + head * group * step, group, step, q);
+        measure(model, attention, qkv->bias + shape->heads * step + head * d, 1, 0, k);
+        q_rest = output_square(qkv, norm, 0, head * group * step, group * step, row);
         k_rest = output_square(qkv, norm, 1, head * d, d, row);
     }
     for (int i = 0; i < d; i++) {

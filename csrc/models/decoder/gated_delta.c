@@ -1,5 +1,5 @@
 /* decoder/gated_delta.c: gated delta nets (arXiv:2412.06464; Qwen3-Next, Qwen3.5). The projection of a row has the
- * parts q, k, v | z | beta | alpha. A convolution with SiLU mixes q, k and v along the positions. Then, for each head:
+ * parts q, k, v | z | beta | alpha. Files of Qwen3-Next join parts, and group them by key head. A convolution with SiLU mixes q, k and v along the positions. Then, for each head:
  *
  *   q, k = q / |q| / sqrt(dk), k / |k|
  *   beta = sigmoid(beta), decay = exp(a * softplus(alpha + step_bias)), where a < 0
@@ -10,6 +10,7 @@
  * the channels of the convolution, the columns of the matrices, and otherwise the rows. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "models/decoder/recurrent.h"
 
@@ -49,11 +50,21 @@ static mp_status gated_delta_read(const mp_layer_reader *reader, mp_mixer *mixer
     const mp_decoder *model = reader->model;
     mp_recurrent *own = &mixer->recurrent;
     const int32_t heads = own->matrix.heads, inner = (int32_t)values_width(&own->matrix);
-    const mp_reader_part in[] = {{"attn_qkv", own->conv.channels}, {"attn_gate", inner}, {"ssm_beta", heads},
-                                 {"ssm_alpha", heads}};
+    const mp_reader_part parts[] = {{"attn_qkv", own->conv.channels}, {"attn_gate", inner}, {"ssm_beta", heads},
+                                    {"ssm_alpha", heads}};
+    const mp_reader_part joined[] = {{"ssm_in", own->conv.channels + inner}, {"ssm_ba", 2 * heads}};
+    mp_reader_part in[4];
+    int count = 0;
     const mp_reader_part out = {"ssm_out", model->hidden};
     char name[64];
-    MP_TRY(mp_reader_linear(reader, &own->in, in, 4, model->hidden, 1, error));
+    for (int i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", reader->index, joined[i].name);
+        const bool whole = mp_weights_has(model->weights, name);
+        in[count++] = whole ? joined[i] : parts[2 * i];
+        if (!whole)
+            in[count++] = parts[2 * i + 1];
+    }
+    MP_TRY(mp_reader_linear(reader, &own->in, in, count, model->hidden, 1, error));
     MP_TRY(mp_reader_conv(reader, &own->conv, "ssm_conv1d", error));
     MP_TRY(mp_reader_decay(reader, &own->decay, heads, error));
     snprintf(name, sizeof name, "blk.%d.ssm_dt.bias", reader->index);
@@ -71,6 +82,14 @@ typedef struct buffers { /* scratch of a row block */
     float *mixed;     /* [rows, channels] output of the convolution */
     float *o;         /* [rows, values_width] */
 } buffers;
+
+/* Columns of z and of the gates beta, alpha in `projected`. */
+static int64_t z_column(const mp_recurrent *own) { return own->conv.channels; }
+static int64_t gates_column(const mp_recurrent *own) { return own->in.N - 2 * own->matrix.heads; }
+
+/* The tensors ssm_in and ssm_ba of the file hold joined parts. */
+static bool joins_inputs(const mp_recurrent *own) { return own->in.w[0].N != own->conv.channels; }
+static bool joins_gates(const mp_recurrent *own) { return own->in.w[own->in.parts - 1].N != own->matrix.heads; }
 
 /* Returns the bytes of the buffers for M rows, and their places from `at` on in *to unless `to` is NULL. */
 static size_t lay_out(const mp_recurrent *own, int M, uint8_t *at, buffers *to) {
@@ -95,12 +114,45 @@ static void gated_delta_needs(const mp_decoder *model, const mp_mixer *mixer, in
     const size_t shared = lay_out(own, M, NULL, NULL), norms = 2 * (size_t)own->matrix.dk * sizeof(float);
     mp_needs_scratch(needs, shared, mp_arena_cost(mp_causal_conv_pointers(&own->conv, M) * sizeof(float *)));
     mp_needs_scratch(needs, shared, mp_arena_cost(mp_larger(mp_matrix_copy(&own->matrix), norms)));
+    if (joins_inputs(own) || joins_gates(own))
+        mp_needs_scratch(needs, shared, mp_arena_cost((size_t)own->in.N * sizeof(float)));
 }
 
 static void gated_delta_cost(const mp_mixer *mixer, mp_block_cost *cost) {
     mp_cost_linear(cost, &mixer->recurrent.in);
     mp_cost_linear(cost, &mixer->out);
-    cost->barriers += 6;
+    cost->barriers += 7;
+}
+
+/* Reorders `count` parts of a row from one key head after another to one part after another. sizes: components of a key
+ * head in each part. spare: scratch as long as the row. */
+static void separate(float *row, int keys, const int *sizes, int count, float *spare) {
+    ptrdiff_t each = 0, at = 0;
+    for (int p = 0; p < count; p++)
+        each += sizes[p];
+    memcpy(spare, row, (size_t)(keys * each) * sizeof *row);
+    for (int p = 0; p < count; at += sizes[p++])
+        for (int h = 0; h < keys; h++, row += sizes[p])
+            memcpy(row, spare + h * each + at, (size_t)sizes[p] * sizeof *row);
+}
+
+/* Separates the joined parts of the thread's share of the rows. Ends with a barrier if there are such parts. */
+static void separate_parts(const mp_decoder_view *view, const mp_recurrent *own, const buffers *at) {
+    const mp_matrix_heads *matrix = &own->matrix;
+    const int group = matrix->heads / matrix->keys;
+    const int inputs[] = {matrix->dk, matrix->dk, group * matrix->dv, group * matrix->dv}, gates[] = {group, group};
+    int64_t begin, end;
+    if (!joins_inputs(own) && !joins_gates(own))
+        return;
+    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++) {
+        float *const row = at->projected + r * own->in.N, *const spare = (float *)(void *)view->own;
+        if (joins_inputs(own))
+            separate(row, matrix->keys, inputs, 4, spare);
+        if (joins_gates(own))
+            separate(row + gates_column(own), matrix->keys, gates, 2, spare);
+    }
+    mp_team_barrier(view->context.thread);
 }
 
 /* Convolves the thread's share of the channels of q, k and v. */
@@ -139,7 +191,7 @@ static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const 
     mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
         float *const row = at->mixed + r * own->conv.channels;
-        float *const beta = at->projected + r * own->in.N + own->in.column[2], *const decay = beta + heads;
+        float *const beta = at->projected + r * own->in.N + gates_column(own), *const decay = beta + heads;
         for (int h = 0; h < 2 * matrix->keys; h++)
             call->rms_norm(row + h * dk, h < matrix->keys ? q_weight : k_weight, eps, dk, row + h * dk);
         call->activate(MP_ACT_SIGMOID, heads, beta);
@@ -161,7 +213,7 @@ static void finish(const mp_decoder_view *view, const mp_recurrent *own, const b
         float *const o = at->o + r * width;
         for (int h = 0; h < own->matrix.heads; h++)
             mp_norm_row(&own->norm, o + (ptrdiff_t)h * own->matrix.dv, o + (ptrdiff_t)h * own->matrix.dv);
-        call->gated(MP_ACT_SILU, at->projected + r * own->in.N + own->in.column[1], o, width, o);
+        call->gated(MP_ACT_SILU, at->projected + r * own->in.N + z_column(own), o, width, o);
         for (int64_t i = 0; i < width && scale != 1; i++)
             o[i] *= scale;
     }
@@ -179,11 +231,12 @@ static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_vi
     mp_state_rows part;
     lay_out(own, pass->block_rows, pass->shared, &at);
     const mp_state_scan rows = {.q = at.mixed, .k = at.mixed + keys, .v = at.mixed + 2 * keys, .o = at.o,
-                                .beta = at.projected + own->in.column[2], .decay = at.projected + own->in.column[3],
-                                .ldq = channels, .ldk = channels, .ldv = channels, .ldo = values,
+                                .beta = at.projected + gates_column(own),
+                                .decay = at.projected + gates_column(own) + matrix->heads, .ldq = channels, .ldk = channels, .ldv = channels, .ldo = values,
                                 .ld_gates = own->in.N};
     mp_row_linear(&view->context, &own->in, in, own->in.K, view->rows, NULL, at.projected, own->in.N);
     mp_team_barrier(thread);
+    separate_parts(view, own, &at);
     convolve(pass, view, own, &at);
     mp_team_barrier(thread);
     prepare(view, own, &at);

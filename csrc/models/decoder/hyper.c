@@ -10,7 +10,8 @@ enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_EXPERTS = 4096 };
 void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape) {
     int at = 0;
     shape.padded_dim = mp_kv_width(shape.value_dim);
-    shape.qkv_width = (shape.heads + shape.kv_heads) * shape.head_dim + shape.kv_heads * shape.value_dim;
+    shape.query_step = shape.head_dim + shape.gate_dim;
+    shape.qkv_width = shape.heads * shape.query_step + shape.kv_heads * (shape.head_dim + shape.value_dim);
     while (at < model->shape_count && memcmp(&model->shapes[at], &shape, sizeof shape) != 0)
         at++;
     if (at == model->shape_count)
@@ -19,7 +20,7 @@ void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape
 }
 
 /* Reads the sizes of heads, which all layers share, and the numbers of heads, which may differ between layers. */
-static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+static mp_status read_heads(mp_decoder *model, const mp_spec *spec, bool gated, mp_error *error) {
     int64_t heads[MP_DECODER_LAYERS], kv_heads[MP_DECODER_LAYERS], key, value, absent = 0;
     int64_t hidden = model->hidden, most = 1;
     const int layers = model->layer_count;
@@ -57,6 +58,7 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
                                                             .groups = (int32_t)kv_heads[i],
                                                             .head_dim = (int32_t)key,
                                                             .value_dim = (int32_t)value,
+                                                            .gate_dim = gated ? (int32_t)value : 0,
                                                             .scale = 1 / sqrtf((float)key)});
     }
     return MP_OK;
@@ -159,7 +161,7 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     if (flags & MP_DECODER_LATENT_ATTENTION)
         MP_TRY(mp_mla_read_sizes(model, spec, error));
     else
-        MP_TRY(read_heads(model, spec, error));
+        MP_TRY(read_heads(model, spec, (flags & MP_DECODER_GATED_HEADS) != 0, error));
     MP_TRY(read_scales(model, spec, error));
     MP_TRY(read_temperature(model, spec, error));
     MP_TRY(read_experts(model, spec, error));

@@ -114,6 +114,7 @@ static void set_facts(mp_decoder *model, const mp_block_cost *cost, int64_t para
         .compute = compute,
         .kv_dtype = mp_kv_dtype_name(model->kv.dtype),
         .kv_token_bytes = mp_kv_token_bytes(&model->kv),
+        .sequence_state_bytes = (int64_t)model->kv.state_bytes,
         .context_length = model->context,
         .vocab = model->vocab,
         .hidden_size = model->hidden,

@@ -22,8 +22,6 @@ void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape
 /* Composes the layers (decoder/layer.h) and adds their tensors to the builder. */
 mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error);
-/* Predicts the bytes of the state of a sequence (generation/states.h); 0 if the model has none. */
-uint64_t mp_decoder_state_bytes(const mp_spec *spec);
 /* Returns the cost of all blocks. Call once the weights are loaded. */
 mp_block_cost mp_decoder_cost(const mp_decoder *model);
 /* Reads the rotary tables, and the table, window and place in the KV cache of each mixer. Call after

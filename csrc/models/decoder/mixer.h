@@ -39,10 +39,12 @@ typedef struct mp_attention_shape { /* sizes of attention; a pass lists the work
     int32_t heads, kv_heads;
     int32_t groups;       /* attention groups; the heads of a group share one KV head */
     int32_t head_dim;     /* components of a head's query and key */
+    int32_t gate_dim;     /* components of the gate that follows a head's query: value_dim, or 0: no gates */
+    int32_t query_step;   /* components from one head's query to the next: head_dim + gate_dim */
     int32_t value_dim;    /* components of a head's value */
     int32_t padded_dim;   /* the same in the KV cache and in attention: mp_kv_width(value_dim) */
     int32_t rotated_from; /* the first component of a head that is rotated */
-    int32_t qkv_width;    /* (heads + kv_heads) * head_dim + kv_heads * value_dim */
+    int32_t qkv_width;    /* heads * query_step + kv_heads * (head_dim + value_dim) */
     float scale;          /* factor on products of queries and keys */
 } mp_attention_shape;
 

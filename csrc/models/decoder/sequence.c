@@ -30,6 +30,11 @@ static int32_t capacity_of(const mp_decoder *model, const mp_text_request *reque
     return (int32_t)(capacity < model->context ? capacity : model->context);
 }
 
+/* Every stop is another multiple of MP_KV_BLOCK. */
+static uint64_t stops_bytes(const mp_text_request *request) {
+    return ((uint64_t)request->n_prompt / MP_KV_BLOCK + 1) * sizeof(int32_t);
+}
+
 static mp_status charge(const mp_decoder *model, const mp_text_request *request, mp_prefix_cache *cache,
                         mp_sequence_group *group, mp_error *error) {
     mp_budget *budget = cache->kv.budget;
@@ -39,7 +44,8 @@ static mp_status charge(const mp_decoder *model, const mp_text_request *request,
                         (group->penalties ? mp_history_bytes((uint32_t)smaller(capacity, model->vocab)) : 0) +
                         (request->masks ? (uint64_t)model->vocab * sizeof(float) : 0) +
                         (model->draft ? sizeof(mp_shadow) + mp_cached_bytes(capacity) : 0);
-    uint64_t bytes = sizeof *group + (uint64_t)group->n * sequence;
+    uint64_t bytes = sizeof *group + (uint64_t)group->n * sequence +
+                     (mp_states_exist(&cache->states) ? stops_bytes(request) : 0);
     while (!mp_budget_take(budget, bytes))
         if (!mp_prefix_shrink(cache, bytes))
             return mp_fail_memory(error, bytes, "the sequences of a request");
@@ -110,10 +116,14 @@ static int32_t block_border(int32_t count) { return count / MP_KV_BLOCK * MP_KV_
 
 /* Lists the lengths after which later prompts are likely to differ from this one: the block borders before the end of
  * the first message (system prompt and tools), of further messages, and of the prompt, whose last token is always
- * computed. A message ends with an end token. stops NULL: only counts. */
-static int list_stops(const mp_token_table *tokens, const mp_text_request *request, int32_t *stops) {
+ * computed. A message ends with an end token. */
+static mp_status make_stops(const mp_decoder *model, const mp_text_request *request, mp_sequence_group *group,
+                            mp_error *error) {
+    const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     int32_t last = 0, border = 0;
-    int count = 0;
+    group->stops = mp_alloc(stops_bytes(request), MP_TAG_REQUEST);
+    if (!group->stops)
+        return mp_fail_memory(error, stops_bytes(request), "a request");
     for (int32_t i = 0; i < request->n_prompt; i++) {
         bool ends = false;
         for (int e = 0; e < tokens->eog_count; e++)
@@ -122,32 +132,13 @@ static int list_stops(const mp_token_table *tokens, const mp_text_request *reque
             border = block_border(i + 1);
         const bool far = border >= last + SNAPSHOT_APART || (last == 0 && border > 0);
         const int32_t at = far ? border : i + 1 == last + SNAPSHOT_EVERY ? i + 1 : 0;
-        if (at <= last)
-            continue;
-        last = at;
-        if (stops)
-            stops[count] = at;
-        count++;
+        if (at > last)
+            group->stops[group->stop_count++] = last = at;
     }
     const int32_t ends[] = {border, block_border(request->n_prompt - 1)}; /* the last message's, and the prompt's */
     for (int i = 0; i < 2; i++)
-        if (ends[i] > last) {
-            last = ends[i];
-            if (stops)
-                stops[count] = last;
-            count++;
-        }
-    return count;
-}
-
-static mp_status make_stops(const mp_decoder *model, const mp_text_request *request, mp_sequence_group *group,
-                            mp_error *error) {
-    const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
-    const int count = list_stops(tokens, request, NULL);
-    group->stops = mp_alloc_array((size_t)count + 1, sizeof *group->stops, MP_TAG_REQUEST);
-    if (!group->stops)
-        return mp_fail_memory(error, ((uint64_t)count + 1) * sizeof *group->stops, "a request");
-    group->stop_count = list_stops(tokens, request, group->stops);
+        if (ends[i] > last)
+            group->stops[group->stop_count++] = last = ends[i];
     return MP_OK;
 }
 

@@ -146,12 +146,15 @@ static int32_t reachable(mp_cached *cached, mp_prefix_cache *cache, const int32_
 }
 
 void mp_cached_reach(mp_cached *cached, mp_prefix_cache *cache, const int32_t *tokens, int32_t end) {
-    const int32_t before = cached->count;
+    const int32_t before = cached->count, most = end;
     const int first = (int)cached->chain.count;
+    const mp_state *const state = cached->state;
     mp_error error;
-    end = reachable(cached, cache, tokens, end);
+    end = reachable(cached, cache, tokens, most);
     if (end / MP_KV_BLOCK <= first || own_state(cached, cache, &error) != MP_OK)
         return;
+    if (cached->state != state) /* its memory may be that of the very snapshot, or of a block */
+        end = reachable(cached, cache, tokens, most);
     for (;;) {
         const int32_t index = (int32_t)cached->chain.count;
         uint32_t id;

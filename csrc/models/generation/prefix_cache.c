@@ -14,7 +14,7 @@ void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_layout *layout, mp_budge
     mp_siphash_key(cache->hash_key);
     mp_kv_init(&cache->kv, layout, budget);
     mp_states_init(&cache->states, layout->state_bytes, layout->log_bytes, budget,
-                   (uint32_t)mp_options_get()->snapshot_percent);
+                   (uint32_t)mp_options_get()->snapshot_percent, &cache->counters);
 }
 
 void mp_prefix_deinit(mp_prefix_cache *cache) {

@@ -4,8 +4,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
-void mp_states_init(mp_states *states, size_t bytes, size_t log_bytes, mp_budget *budget, uint32_t percent) {
-    *states = (mp_states){.percent = percent};
+void mp_states_init(mp_states *states, size_t bytes, size_t log_bytes, mp_budget *budget, uint32_t percent,
+                    mp_prefix_counters *counters) {
+    *states = (mp_states){.percent = percent, .counters = counters};
     mp_kv_arena_init(&states->states, bytes, budget);
     mp_kv_arena_init(&states->logs, log_bytes, budget);
 }
@@ -32,6 +33,14 @@ void mp_states_trim(mp_states *states) {
 }
 
 uint64_t mp_states_bytes(const mp_states *states) { return states->states.bytes + states->logs.bytes; }
+
+/* Call after every change: updates the statistics. */
+static void note_use(const mp_states *states) {
+    const uint64_t snapshots = (uint64_t)states->count * states->states.slot_bytes;
+    atomic_store_explicit(&states->counters->state_bytes, mp_states_bytes(states) - snapshots, memory_order_relaxed);
+    atomic_store_explicit(&states->counters->snapshot_bytes, snapshots, memory_order_relaxed);
+    atomic_store_explicit(&states->counters->snapshots, states->count, memory_order_relaxed);
+}
 
 /* ---- states ------------------------------------------------------------------------------------------------------ */
 
@@ -60,6 +69,7 @@ mp_status mp_state_create(mp_states *states, const void *from, mp_state **out, m
     state->memory = memory;
     state->references = 1;
     *out = state;
+    note_use(states);
     return MP_OK;
 }
 
@@ -71,6 +81,7 @@ void mp_state_drop(mp_states *states, mp_state *state) {
     if (state->log)
         mp_kv_arena_give(&states->logs, state->log);
     mp_free(state);
+    note_use(states);
 }
 
 mp_status mp_state_take_log(mp_states *states, mp_state *state, mp_error *error) {
@@ -80,6 +91,7 @@ mp_status mp_state_take_log(mp_states *states, mp_state *state, mp_error *error)
         return MP_OK;
     MP_TRY(mp_kv_arena_take(&states->logs, &log, &zero, error));
     state->log = log;
+    note_use(states);
     return MP_OK;
 }
 
@@ -121,14 +133,15 @@ static uint32_t least_worth(const mp_states *states) {
     return least;
 }
 
-/* Removes a snapshot from the table, and returns its memory. */
-static void *snapshot_remove(mp_states *states, uint32_t index) {
-    void *memory = states->snapshots[index].memory;
+/* Removes a snapshot. Returns bytes given back to the budget. */
+static size_t snapshot_remove(mp_states *states, uint32_t index) {
+    const size_t given = mp_kv_arena_give(&states->states, states->snapshots[index].memory);
     states->of_block[states->snapshots[index].id] = 0;
     states->snapshots[index] = states->snapshots[--states->count];
     if (index < states->count)
         states->of_block[states->snapshots[index].id] = index + 1;
-    return memory;
+    note_use(states);
+    return given;
 }
 
 void mp_snapshot_keep(mp_states *states, uint32_t id, uint32_t gap, const mp_state *state) {
@@ -148,6 +161,7 @@ void mp_snapshot_keep(mp_states *states, uint32_t id, uint32_t gap, const mp_sta
         return;
     states->snapshots[states->count] = (mp_snapshot){memory, id, gap, states->evicted + gap};
     states->of_block[id] = ++states->count;
+    note_use(states);
 }
 
 const void *mp_snapshot_use(mp_states *states, uint32_t id) {
@@ -160,7 +174,7 @@ const void *mp_snapshot_use(mp_states *states, uint32_t id) {
 size_t mp_snapshot_forget(mp_states *states, uint32_t id) {
     if (!mp_snapshot_exists(states, id))
         return 0;
-    return mp_kv_arena_give(&states->states, snapshot_remove(states, states->of_block[id] - 1));
+    return snapshot_remove(states, states->of_block[id] - 1);
 }
 
 bool mp_snapshot_evict(mp_states *states, uint64_t *bytes) {
@@ -168,6 +182,6 @@ bool mp_snapshot_evict(mp_states *states, uint64_t *bytes) {
         return false;
     const uint32_t least = least_worth(states);
     states->evicted = states->snapshots[least].worth;
-    *bytes += mp_kv_arena_give(&states->states, snapshot_remove(states, least));
+    *bytes += snapshot_remove(states, least);
     return true;
 }

@@ -16,6 +16,7 @@
 #ifndef MP_MODELS_GENERATION_STATES_H
 #define MP_MODELS_GENERATION_STATES_H
 
+#include "models/engine.h"
 #include "models/generation/kv_arena.h"
 
 enum { MP_STATE_LOG = 16 /* rows of a pass with drafts of one sequence */ };
@@ -44,10 +45,12 @@ typedef struct mp_states {
     uint32_t *of_block; /* [blocks] index of the snapshot of a block + 1; 0: it has none */
     uint32_t blocks;
     uint64_t evicted; /* worth of the snapshot that was evicted last */
+    mp_prefix_counters *counters; /* for statistics */
 } mp_states;
 
-/* bytes: of a state; 0: the model has no recurrent mixers. log_bytes: of a log. */
-void mp_states_init(mp_states *states, size_t bytes, size_t log_bytes, mp_budget *budget, uint32_t percent);
+/* bytes: of a state; 0: the model has no recurrent mixers. log_bytes: of a log. counters: outlive the states */
+void mp_states_init(mp_states *states, size_t bytes, size_t log_bytes, mp_budget *budget, uint32_t percent,
+                    mp_prefix_counters *counters);
 void mp_states_deinit(mp_states *states); /* evicts all snapshots. All states must have been dropped */
 static inline bool mp_states_exist(const mp_states *states) { return states->states.slot_bytes > 0; }
 uint64_t mp_states_bytes(const mp_states *states); /* bytes charged to the budget */

@@ -46,20 +46,33 @@ static mp_status find_scales(mp_expert_matrix *matrix, const mp_builder *builder
     return MP_OK;
 }
 
+/* Finds the matrices of all experts in one tensor. Each expert has `joined` parts of N rows, of which this is part
+ * `at`. */
+static mp_status find_all(mp_expert_matrix *matrix, const mp_weights *weights, const char *name, int joined, int at,
+                          mp_error *error) {
+    const int64_t sizes[3] = {matrix->count, (int64_t)joined * matrix->N, matrix->K};
+    mp_tensor all;
+    MP_TRY(mp_weights_get(weights, name, 3, sizes, &all, error));
+    for (int e = 0; e < matrix->count; e++) {
+        mp_tensor *one = &matrix->tensors[e];
+        *one = matrix_slice(&all, e, matrix->N, matrix->K);
+        one->nbytes /= (uint64_t)joined;
+        one->data += (uint64_t)at * one->nbytes;
+    }
+    matrix->dtype = all.dtype;
+    return MP_OK;
+}
+
 static mp_status find_rows(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,
                            mp_error *error) {
     const mp_weights *weights = builder->weights;
     char name[NAME];
     snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", layer, part);
-    if (mp_weights_has(weights, name)) {
-        int64_t sizes[3] = {matrix->count, matrix->N, matrix->K};
-        mp_tensor all;
-        MP_TRY(mp_weights_get(weights, name, 3, sizes, &all, error));
-        for (int e = 0; e < matrix->count; e++)
-            matrix->tensors[e] = matrix_slice(&all, e, matrix->N, matrix->K);
-        matrix->dtype = all.dtype;
-        return MP_OK;
-    }
+    if (mp_weights_has(weights, name))
+        return find_all(matrix, weights, name, 1, 0, error);
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_up_exps.weight", layer);
+    if (strcmp(part, "down") != 0 && mp_weights_has(weights, name))
+        return find_all(matrix, weights, name, 2, strcmp(part, "up") == 0, error);
     snprintf(name, sizeof name, "blk.%d.ffn_%s.0.columns", layer, part);
     const bool transposed = mp_weights_has(weights, name);
     int64_t sizes[2] = {transposed ? matrix->K : matrix->N, transposed ? matrix->N : matrix->K};

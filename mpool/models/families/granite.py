@@ -16,9 +16,9 @@ _MLP = "layers.{}.shared_mlp"
 _FUSED = (*(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf or "ffn_norm" in tensor.gguf),
           *layer(f"{_MLP}.input_linear[0]", "ffn_gate", "FD"), *layer(f"{_MLP}.input_linear[1]", "ffn_up", "FD"),
           *layer(f"{_MLP}.output_linear", "ffn_down", "DF"))
-_EXPERTS = f"layers.{{}}.block_sparse_moe"
+_EXPERTS = "layers.{}.block_sparse_moe"
 #: Tensors of models whose layers have experts, and in some of them a shared expert.
-_MIXTURE = (
+_WITH_EXPERTS = (
     *decoder(without=("ffn_gate", "ffn_up", "ffn_down")),
     *layer(f"{_EXPERTS}.router.layer", "ffn_gate_inp", "XD"),
     *layer(f"{_EXPERTS}.input_linear[{{2x}}]", "ffn_gate.{x}", "ND", when="folder"),
@@ -56,7 +56,7 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
     return _read(Fields(values, file=config.file, at=config.at), row)
 
 
-def _read_mixture(config: Fields, row: Architecture) -> Config:
+def _read_experts(config: Fields, row: Architecture) -> Config:
     found = _read(config, row)
     if config.get("model_type") == "granitemoeshared":
         width = config.int("shared_intermediate_size", 1024, low=0, high=MAX_WIDTH)
@@ -80,8 +80,8 @@ ROWS = (
     decoder_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete,
                 gguf=("granite", "granitehybrid"), biases=BIASES,
                 handled=frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})),
-    decoder_row("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _MIXTURE, read=_read_mixture,
-                complete=_complete, model_types=("granitemoe", "granitemoeshared"), biases=ATTENTION_BIAS,
+    decoder_row("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _WITH_EXPERTS,
+                read=_read_experts, complete=_complete, model_types=("granitemoe", "granitemoeshared"), biases=ATTENTION_BIAS,
                 handled=EXPERTS | {"embedding_scale", "residual_scale", "attention.scale", "logit_scale"},
                 defaults={"num_experts": 8, "num_experts_per_tok": 2}),
     decoder_row("granite", ("GraniteMoeHybridForCausalLM",), _FUSED, read=_read_hybrid, gguf=(),

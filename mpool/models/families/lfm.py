@@ -10,7 +10,7 @@ from typing import Any, cast
 from ..fields import Fields
 from ..spec import Value
 from .llama import decoder, decoder_row, finish, read_common
-from .reading import MAX_LAYERS, MAX_WIDTH, require_values
+from .reading import MAX_LAYERS, MAX_WIDTH, mixed_layers, require_values
 from .rows import Architecture, Config, Tensor, layer
 
 _ATTENTION, _CONV = "layers.{}.self_attn", "layers.{}.conv"
@@ -66,16 +66,11 @@ def _width(config: Fields) -> int:
 def _attends(config: Fields) -> list[bool]:
     """Return for each layer whether it has attention."""
     layers = config.int("num_hidden_layers", low=1, high=MAX_LAYERS)
-    types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
-    if types is None:
+    found = mixed_layers(config, "conv", layers)
+    if found is None:
         full = config.list("full_attn_idxs", list(range(layers)), of=int, limit=MAX_LAYERS)
-        return [i in full for i in range(layers)]
-    if len(types) != layers:
-        config.fail("layer_types", f"{len(types)} values", f"{layers} values, one per layer")
-    for kind in types:
-        if kind not in ("full_attention", "conv"):
-            config.fail("layer_types", kind, "full_attention or conv")
-    return [kind == "full_attention" for kind in types]
+        found = [i in full for i in range(layers)]
+    return found
 
 
 def _compose(kv: dict[str, Value], a: str, attends: list[bool], taps: int) -> None:

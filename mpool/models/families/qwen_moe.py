@@ -15,11 +15,19 @@ _SHARED = (*decoder(experts=True, shared="shared_expert", qkv_bias=True),
            *layer("layers.{}.mlp.shared_expert_gate", "ffn_gate_inp_shexp", "D", when="if S in sparse"))
 
 
-def _read(config: Fields, row: Architecture) -> Config:
-    kv, used = read_common(config, row)
-    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", False)
-    if config.bool("use_sliding_window", False):  # transformers applies it to all layers and ignores max_window_layers
-        unsupported(config, "use_sliding_window", "false")
+def read_experts(config: Fields, row: Architecture, kv: dict[str, Value], *, normalise: bool) -> set[str]:
+    """Read the keys of the router, the layers with experts and the shared expert.
+
+    Args:
+        config: contents of config.json.
+        row: architecture of the model, with the defaults of the sizes.
+        kv: hyper-parameters to add to.
+        normalise: default of ``norm_topk_prob``.
+
+    Returns:
+        the keys that were read.
+    """
+    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", normalise)
     layers, step = config.int("num_hidden_layers", low=1), config.int("decoder_sparse_step", 1, low=1)
     dense = set(config.list("mlp_only_layers", [], of=int, limit=MAX_LAYERS))
     kv["mpool.dense_layers"] = [int(i in dense or (i + 1) % step != 0) for i in range(layers)]
@@ -27,12 +35,20 @@ def _read(config: Fields, row: Architecture) -> Config:
     if shared:
         kv[f"{row.name}.expert_shared_feed_forward_length"] = config.int("shared_expert_intermediate_size", shared,
                                                                          low=1, high=MAX_WIDTH)
-        require_values(config, {"qkv_bias": (None, True)})
     else:
-        require_values(config, {"use_qk_norm": (None, True), "shared_expert_intermediate_size": (None, 0)})
-    return finish(config, row, kv, used | {
-        "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "use_qk_norm", "shared_expert_intermediate_size",
-        *(("qkv_bias",) if shared else ())})
+        require_values(config, {"shared_expert_intermediate_size": (None, 0)})
+    return {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"}
+
+
+def _read(config: Fields, row: Architecture) -> Config:
+    kv, used = read_common(config, row)
+    used |= read_experts(config, row, kv, normalise=False)
+    if config.bool("use_sliding_window", False):  # transformers applies it to all layers and ignores max_window_layers
+        unsupported(config, "use_sliding_window", "false")
+    fixed: dict[str, tuple[object, ...]] = {"qkv_bias": (None, True)} if row.name == "qwen2moe" else \
+        {"use_qk_norm": (None, True)}
+    require_values(config, fixed)
+    return finish(config, row, kv, used | set(fixed))
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:

@@ -28,6 +28,7 @@ from . import (
     olmo,
     phi,
     qwen_moe,
+    qwen_next,
     seed_oss,
     smollm,
 )
@@ -37,8 +38,8 @@ from .rows import Architecture
 ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, *mpnet.ROWS, *deberta.ROWS,
                                   *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
                                   *embedders.ROWS, *llama.ROWS,
-                                  *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
-                                  *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS, *mistral.ROWS, *glm.ROWS,
-                                  *ernie.ROWS, *exaone.ROWS, *seed_oss.ROWS)
+                                  *qwen_moe.ROWS, *qwen_next.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS,
+                                  *granite.ROWS, *phi.ROWS, *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS,
+                                  *mistral.ROWS, *glm.ROWS, *ernie.ROWS, *exaone.ROWS, *seed_oss.ROWS)
 
 __all__ = ["ROWS"]

@@ -16,7 +16,7 @@ from ...errors import FormatError, LimitError, Unsupported
 from ...records import logger
 from .. import architectures
 from ..families.llama import complete_windows
-from ..families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
+from ..families.reading import ACTIVATIONS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, activation
 from ..families.rows import Architecture
 from ..families.table import ROWS
 from ..fields import Fields, describe
@@ -104,6 +104,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     row = architectures.filter_by_marker(rows, lambda: [entry.name for entry in tensors], gguf=True)[0]
     kv = {row.name + key[len(name):]: value for key, value in _with_prefix(raw, name + ".").items()}
     _merge_layer_sizes(kv, row, path)
+    tensors = _without_draft_layers(table, name, row, kv, tensors)
     shapes = {entry.name: entry.shape for entry in tensors}
     kv[f"{row.name}.vocab_size"] = _vocabulary_rows(table, name, shapes, path)
     types = _first_size(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
@@ -180,6 +181,20 @@ def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, path: str) -> No
             if any(size != sizes[0] for size in sizes):
                 raise Unsupported(f"{path}: {suffix} differs between layers; mpool supports layers of equal size")
             kv[f"{a}.{suffix}"] = sizes[0]
+
+
+def _without_draft_layers(table: Fields, name: str, row: Architecture, kv: dict[str, Value],
+                          tensors: Sequence[TensorEntry]) -> Sequence[TensorEntry]:
+    """Return the tensors without those of the last layers, which only predict further tokens (multi-token prediction),
+    and take these layers from ``block_count``."""
+    drafts, layers = table.int(f"{name}.nextn_predict_layers", 0, low=0), kv.get(f"{row.name}.block_count")
+    if not drafts or not isinstance(layers, int):
+        return tensors
+    if drafts >= layers:
+        table.fail(f"{name}.nextn_predict_layers", drafts, f"less than the {layers} layers of {name}.block_count")
+    kv[f"{row.name}.block_count"] = layers - drafts
+    dropped = tuple(f"blk.{i}." for i in range(layers - drafts, min(layers, MAX_LAYERS)))
+    return [entry for entry in tensors if not entry.name.startswith(dropped)]
 
 
 def _vocabulary_rows(table: Fields, name: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:

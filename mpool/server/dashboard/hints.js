@@ -19,7 +19,9 @@ const HINTS = {
   needed: "Estimate for the model with one worker. \u201cUnloads others\u201d: more than is free now, but idle models"
     + " make room.",
   caches: "Weights, which are in memory once for all workers, and working memory of the workers, for example the KV"
-    + " cache: what a language model keeps of a conversation.",
+    + " cache: what a language model keeps of a conversation. Snapshots: copies of the state of recurrent layers, from"
+    + " which later prompts continue.",
+  reused: "Tokens of prompts that were not computed, because an earlier prompt began with them.",
   idle: "Time since the last request, and the time after which the idle model is unloaded.",
   chunks: "Parts of a streamed response that were sent.",
   outcome: "completed; disconnected: the client closed the connection; cancelled: in this page or by the server;"

@@ -50,7 +50,9 @@ const showResult = (element, name) => {
 
 const GENERATING = ["text_to_text", "vision"];
 const FACTS = [
-  ["Weights + caches", "caches", (part) => `${bytes(part.model_bytes)} + ${bytes(part.engine_bytes)}`],
+  ["Weights + caches", "caches", (part) => `${bytes(part.model_bytes)} + ${bytes(part.engine_bytes)}`
+    + (part.snapshots ? `, ${bytes(part.snapshot_bytes)} of ${whole(part.snapshots)} snapshot${part.snapshots > 1 ? "s" : ""}` : "")],
+  ["Prompt tokens reused", "reused", (part) => GENERATING.includes(part.capability) ? whole(part.prefix_tokens) : null],
   ["First token", "first", (part) => GENERATING.includes(part.capability) ? span(part.first_token) : null],
   ["Latency p50 / p99", "latency", (part) => part.p50 === null ? "–" : `${span(part.p50)} / ${span(part.p99)}`],
   ["Requests", null, (part) => whole(part.calls) + (part.errors ? ` (${whole(part.errors)} failed)` : "")],

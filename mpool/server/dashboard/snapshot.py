@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ... import __version__, _core
-from ...runtime.metrics import BOUNDS
+from ...runtime.latency import BOUNDS
 
 if TYPE_CHECKING:
     from ..state import State
@@ -43,7 +43,9 @@ class ModelState(Struct):
     request was completed yet. ``latency``: number of completed requests per bucket; ``latency_bounds`` of the snapshot
     are the upper bounds of the buckets. ``first_token``: median time to the first token in seconds, of the last
     completions of the model, null if there is none. ``needed``: bytes of memory that it was expected to need before it
-    was loaded. ``load_seconds``: duration of the load. ``faults``: the last faults of its workers, the latest first.
+    was loaded. ``state_bytes``, ``snapshot_bytes``, ``snapshots``, ``prefix_tokens``: as in
+    :class:`mpool.debug.ModelRow`. ``load_seconds``: duration of the load. ``faults``: the last faults of its workers,
+    the latest first.
     """
 
     key: str
@@ -63,6 +65,10 @@ class ModelState(Struct):
     idle_seconds: float
     model_bytes: int
     engine_bytes: int
+    state_bytes: int
+    snapshot_bytes: int
+    snapshots: int
+    prefix_tokens: int
     calls: int
     errors: int
     last_error: str
@@ -163,7 +169,8 @@ def snapshot(state: State) -> Snapshot:
             row.model, row.capability, row.state, row.compute, row.isolation, workers, row.dead,
             known.queue_depth, known.queue_capacity, row.running, row.breaker, row.policy, row.pinned,
             row.keep_alive if math.isfinite(row.keep_alive) else None, row.idle_seconds, row.model_bytes,
-            row.engine_bytes, row.calls, row.errors, row.last_error, known.p50, known.p99,
+            row.engine_bytes, row.state_bytes, row.snapshot_bytes, row.snapshots, row.prefix_tokens, row.calls,
+            row.errors, row.last_error, known.p50, known.p99,
             [count for _, count in counted["latency"]["histogram"]],
             first_tokens.get(row.model) if row.capability in _GENERATING else None,
             core["predicted_bytes"], core["load_seconds"], faults))

@@ -58,6 +58,19 @@ def test_ps_and_stop(bert: str, llama: str, capsys: pytest.CaptureFixture[str],
         assert len(pool.ps()) == 2 and "words" not in capsys.readouterr().out
 
 
+def test_ps_of_snapshots(lfm2: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving([f"words={lfm2}"]) as server:
+        monkeypatch.setenv("MPOOL_URL", server.url)
+        for _ in range(2):
+            used = server.state.pool.generate("A text that repeats. " * 20, "words", max_tokens=2).usage
+        assert main(["ps", "--json"]) == 0
+        row, = json.loads(capsys.readouterr().out)
+        assert row["snapshots"] > 0 and row["snapshot_bytes"] > 0 and row["prefix_tokens"] == used.cached_tokens > 0
+        assert main(["ps", "--wide"]) == 0
+        assert re.search(rf"^words .* {row['snapshots']}, 0 MB +{used.cached_tokens} tokens$", capsys.readouterr().out,
+                         re.MULTILINE)
+
+
 def test_ps_of_models_that_are_not_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     """Models that are not in memory are left out. A model that is being loaded has no time of its unload yet."""
     def row(key: str, state: str, workers: int, size: int) -> dict[str, object]:

@@ -54,6 +54,8 @@ def test_ages(seconds: float, text: str) -> None:
      "5 MB, 9 MB of experts mapped, thrashing"),
     ("CACHES", {}, "-"),
     ("CACHES", {"engine_bytes": 2_000_000}, "2 MB"),
+    ("CACHES", {"engine_bytes": 9_000_000, "snapshot_bytes": 4_000_000, "snapshots": 1}, "9 MB, 4 MB of 1 snapshot"),
+    ("CACHES", {"engine_bytes": 9_000_000, "snapshot_bytes": 4_000_000, "snapshots": 2}, "9 MB, 4 MB of 2 snapshots"),
     ("WORKERS", {}, "0/1"),
     ("WORKERS", {"workers": 3, "busy": 2}, "2/3"),
     ("WORKERS", {"workers": 0}, "-"),
@@ -77,6 +79,7 @@ def test_columns_of_processes_drafts_and_adapters() -> None:
     assert cell("WORKERS", {"workers": 2, "busy": 1}, isolated={"m"}) == "1/2 processes"
     assert cell("WORKERS", {"workers": 2}, isolated={"other"}) == "0/2"
     assert cell("WORKERS", {"workers": 0}, isolated={"m"}) == "-"
+    assert cell("REUSED", {}, prefix_tokens={"m": 15_040}) == "15,040 tokens" and cell("REUSED", {}) == "-"
     assert cell("WEIGHTS", {}, drafts={"m": "small"}) == "5 MB, with draft"
     assert cell("WEIGHTS", {}, drafts={"other": "small"}, adapters={"other": ("a",)}) == "5 MB"
     assert cell("WEIGHTS", {}, adapters={"m": ("a",)}) == "5 MB, 1 adapter"
@@ -102,11 +105,11 @@ def test_table_is_aligned_and_has_no_trailing_spaces() -> None:
     shown = table([row(), row(key="a longer name", state="cold", workers=0, calls=0, errors=0)])
     assert repr(shown).splitlines() == [
         "MODEL          CAPABILITY      STATE  COMPUTE  KV  WEIGHTS  CACHES  WORKERS  RUNNING  QUEUED  REQUESTS"
-        "      IDLE",
+        "      REUSED  IDLE",
         "m              text_embedding  ready  float32  -   5 MB     -       0/1      0        0       3 (1 failed)"
-        "  7 s of 5 min",
+        "  -       7 s of 5 min",
         "a longer name  text_embedding  cold   float32  -   5 MB     -       -        0        0       0"
-        "             -"]
+        "             -       -"]
     assert repr(table([])) == "  ".join(ModelTable._HEAD)
 
 
@@ -131,7 +134,7 @@ def test_html_of_a_table() -> None:
     html = table([row(key="a & b")])._repr_html_()
     heads = "".join(f"<th style='text-align:left'>{name.capitalize()}</th>" for name in ModelTable._HEAD)
     cells = "".join(f"<td style='text-align:left'>{text}</td>" for text in (
-        "a &amp; b", "text_embedding", "ready", "float32", "-", "5 MB", "-", "0/1", "0", "0", "3 (1 failed)",
+        "a &amp; b", "text_embedding", "ready", "float32", "-", "5 MB", "-", "0/1", "0", "0", "3 (1 failed)", "-",
         "7 s of 5 min"))
     assert html == f"<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells}</tr></tbody></table>"
 

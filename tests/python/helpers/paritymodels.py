@@ -12,6 +12,12 @@ transformers = pytest.importorskip("transformers")
 #: DeepSeek's heads and latents, with odd sizes where possible.
 LATENT: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
                           "v_head_dim": 32, "moe_intermediate_size": 48}
+#: Gated delta nets: two value heads per key head, and sizes that no vector divides. A fifth of a head is rotated.
+#: Llama.cpp allows heads of keys and values of one size only.
+DELTA: dict[str, Any] = {"head_dim": 40, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
+                         "linear_key_head_dim": 22, "linear_value_head_dim": 22,
+                         "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0,
+                                             "partial_rotary_factor": 0.2}}
 #: Classes by name, of families that transformers does not have, in plain torch. A configuration takes keywords and has
 #: ``to_dict()`` and ``rope_parameters``. A model has ``config``, ``lm_head``, ``tie_weights()`` and
 #: ``save_pretrained(folder)``; its tensors have the names of the published files; its result has ``logits``.
@@ -66,6 +72,18 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2moe_dense": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM",
                        {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80, "norm_topk_prob": True,
                         "shared_expert_intermediate_size": 48, "mlp_only_layers": [1], "hidden_act": "gelu"}),
+    "qwen3next": ("Qwen3NextConfig", "Qwen3NextForCausalLM",
+                  {**DELTA, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+                   "shared_expert_intermediate_size": 80}),
+    "qwen35": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
+    "qwen35_biased": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM",
+                      {**DELTA, "attention_bias": True, "linear_conv_kernel_dim": 3, "linear_num_key_heads": 2,
+                       "linear_value_head_dim": 26,
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0,
+                                           "partial_rotary_factor": 1.0}}),
+    "qwen35moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM",
+                  {**DELTA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
+                   "shared_expert_intermediate_size": 48}),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM",
                 {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 60,
                  "swiglu_limit": 7.0,
@@ -207,11 +225,12 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
     "lfm2moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM",
                 {"norm_eps": 1e-4, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
-                 "num_dense_layers": 1, "routed_scaling_factor": 1.7,
+                 "num_dense_layers": 1,
                  "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
     "lfm2moe_plain": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM",
                       {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "num_dense_layers": 0,
-                       "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True}),
+                       "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
+                       "routed_scaling_factor": 1.7}),
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
@@ -221,6 +240,10 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
                "exaone4_full": ["full_attention"] * 3,
                "granite_hybrid": ["attention"] * 3,
                "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
+               "qwen3next": ["full_attention", "linear_attention", "linear_attention"],
+               "qwen35": ["full_attention", "linear_attention", "linear_attention"],
+               "qwen35_biased": ["full_attention", "full_attention", "linear_attention"],
+               "qwen35moe": ["full_attention", "linear_attention", "full_attention"],
                "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"],
                "lfm2moe": ["full_attention", "conv", "conv"], "lfm2moe_plain": ["full_attention", "conv", "conv"]}
 
@@ -229,7 +252,7 @@ FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_lon
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
-                "lfm2_biased", "lfm2moe_plain", "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased")
+                "lfm2_biased", "qwen35_biased", "lfm2moe_plain", "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.
@@ -240,13 +263,20 @@ LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5}
 _RANGE = 0.02
 
 
+#: Beginnings of the ``model_type`` of models whose norms multiply by 1 + weight. With weights near 1, queries and keys
+#: would double, and attention would amplify rounding errors.
+CENTRED = ("qwen3_next", "qwen3_5")
+
+
 def randomise(model: Any, seed: int) -> None:
     """Randomise all weights, including norms and biases: ones and zeros would hide a missing term."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:
-            parameter.data = (1 + 0.3 * noise) if "norm" in name.lower() and name.endswith("weight") else 0.3 * noise
+            near_one = "norm" in name.lower() and name.endswith("weight") \
+                and not (model.config.model_type.startswith(CENTRED) and "linear_attn" not in name)
+            parameter.data = (1 + 0.3 * noise) if near_one else 0.3 * noise
         else:
             parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[-1] ** 0.5)
         if name.endswith("experts.gate_up_proj") and model.config.model_type == "gpt_oss":

@@ -55,11 +55,12 @@ def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | 
     writer.add_token_list(tokens)
 
 
-def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
+def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if arch != "qwen35moe":  # config.json of published models has no intermediate_size
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -114,6 +115,8 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
     shared = getattr(config, "shared_expert_intermediate_size", 0) or getattr(config, "shared_intermediate_size", 0)
     if shared:
         writer.add_expert_shared_feed_forward_length(shared)
+    if hasattr(config, "linear_num_key_heads"):
+        _write_delta_sizes(writer, arch, config, drafts)
     if arch == "lfm2moe":
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -188,6 +191,52 @@ def _expert_parts(name: str, data: np.ndarray, interleaved: bool) -> dict[str, n
     return {f"gate_{kind}": gate, f"up_{kind}": up}
 
 
+def _write_delta_sizes(writer: Any, arch: str, config: Any, drafts: int) -> None:
+    """Write the keys of gated delta nets."""
+    types = [kind == "linear_attention" for kind in config.layer_types[:len(config.layer_types) - drafts]]
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    every = 1 + types.index(False)
+    if types == [(i + 1) % every != 0 for i in range(len(types))] and every > 1:
+        writer.add_full_attention_interval(every)
+    else:
+        writer.add_array(f"{arch}.attention.recurrent_layers", types)
+    if arch != "qwen3next":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _delta_parts(name: str, data: np.ndarray, config: Any) -> dict[str, np.ndarray]:
+    """Return the tensors that the converter makes from one of a gated delta net, by their names in transformers.
+
+    Qwen3-Next's first projection, which has the rows of each key head together, is sorted. In the other models, the
+    value heads of a key head are no neighbours: head h belongs to key head h mod ``linear_num_key_heads``.
+    """
+    stem, part = name.split(".linear_attn.")
+    keys, group = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    width, values = config.linear_key_head_dim, config.linear_value_head_dim
+    if part == "in_proj_qkvz.weight":
+        heads = data.reshape(keys, -1, data.shape[-1])
+        q, k, v, z = (rows.reshape(-1, data.shape[-1]) for rows in np.split(
+            heads, np.cumsum([width, width, group * values]), axis=1))
+        found = {"in_proj_qkv.weight": np.concatenate([q, k, v]), "in_proj_z.weight": z}
+    else:
+        data = -np.exp(data) if part == "A_log" else data[:, 0] if part == "conv1d.weight" else data
+        found = {part.replace("dt_bias", "dt_proj.bias"): data}
+
+    def tile(rows: np.ndarray, first: int = 0) -> np.ndarray:
+        heads = rows[first:].reshape(keys, group, -1, *rows.shape[1:])
+        return np.concatenate([rows[:first], heads.swapaxes(0, 1).reshape(-1, *rows.shape[1:])])
+
+    if config.model_type != "qwen3_next" and part != "norm.weight":
+        first = 2 * keys * width if part in ("in_proj_qkv.weight", "conv1d.weight") else 0
+        found = {key: tile(rows.T).T if part == "out_proj.weight" else tile(rows, first)
+                 for key, rows in found.items()}
+    return {f"{stem}.linear_attn.{key}": rows for key, rows in found.items()}
+
+
 def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
     """Add a tensor, quantised to ``kind`` unless that is None."""
     if kind is None:
@@ -198,7 +247,7 @@ def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
 
 def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
           experts: Any = None, halves: bool = True, image: int | None = None,
-          sections: list[int] | None = None) -> Path:
+          sections: list[int] | None = None, drafts: int = 0) -> Path:
     """Write a causal language model or BertModel of transformers as a GGUF file.
 
     Args:
@@ -208,6 +257,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         halves: store the two halves of DeepSeek's kv_b as separate tensors, as files do since 2025.
         image: placeholder token of images.
         sections: number of rotary pairs of a head for each of three positions; makes Qwen2 the decoder of Qwen2.5-VL.
+        drafts: number of layers at the end that become layers for drafts (multi-token prediction), with all experts'
+            gate and up projections in one tensor per layer.
 
     Returns:
         The path.
@@ -215,18 +266,23 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
             "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "olmo3": "olmo2", "mixtral": "llama",
-            "ministral3": "mistral3", "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe"}.get(config.model_type, config.model_type)
+            "ministral3": "mistral3", "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe",
+            "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
+            "qwen3_5_moe_text": "qwen35moe"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitemoe", "mistral3")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), arch)
-    _write_sizes(writer, arch, config, halves)
+    _write_sizes(writer, arch, config, halves, drafts)
     if sections is not None:
         writer.add_rope_dimension_sections([*sections, 0])
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
+    if drafts:
+        writer.add_nextn_predict_layers(drafts)
+        writer.add_tensor(f"blk.{config.num_hidden_layers - 1}.nextn.enorm.weight", np.ones(7, np.float32))
     _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0, image)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -235,6 +291,9 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         if ".experts." in name:
             if arch == "gpt-oss" and data.ndim == 3:
                 data = data.transpose(0, 2, 1)
+            if drafts and name.endswith("gate_up_proj"):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight", data)
+                continue
             for part, values in _expert_parts(name, data, arch == "gpt-oss").items():
                 _add(writer, f"blk.{name.split('.')[2]}.ffn_{part}", values, experts if values.ndim == 3 else None)
             continue
@@ -253,6 +312,14 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             for part, values in _latent_halves(data, config).items():
                 writer.add_tensor(f"blk.{name.split('.')[2]}.{part}.weight", np.ascontiguousarray(values))
             continue
+        if ".linear_attn." in name:
+            for part, values in _delta_parts(name, data, config).items():
+                called = names.get_name(part, try_suffixes=(".weight", ".bias"))
+                assert called is not None, part
+                writer.add_tensor(called, np.ascontiguousarray(values))
+            continue
+        if name.endswith("shared_expert_gate.weight"):
+            data = data[0]
         if name.endswith("conv.conv.weight"):
             data = data[:, 0]
         found = names.get_name(name.replace("moe.router.weight", "moe.router.layer.weight"),
@@ -261,7 +328,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         if pairs and (".q_proj." in name or ".k_proj." in name):
             data = _adjacent_pairs(data, config.num_attention_heads if ".q_proj." in name
                                    else config.num_key_value_heads)
-        if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        if arch in ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe") and name.endswith("norm.weight"):
             data = data + 1
         writer.add_tensor(found, np.ascontiguousarray(data))
     if arch != "bert" and config.rope_parameters.get("rope_type") == "llama3":

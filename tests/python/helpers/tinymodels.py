@@ -128,10 +128,12 @@ def _decoder(folder: Path, family: str, generation: dict[str, object] | None, co
     vocab = _decoder_tokenizer(folder)
     torch.manual_seed(11)
     make = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+            "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
             "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM)}[family]
+    extra = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False} if family == "lfm2" else {}
     config = make[0](vocab_size=vocab, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
                      num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.4, bos_token_id=0,
-                     eos_token_id=2, pad_token_id=0, tie_word_embeddings=False)
+                     eos_token_id=2, pad_token_id=0, tie_word_embeddings=False, **extra)
     make[1](config).eval().save_pretrained(folder)
     _write(folder / "generation_config.json", {"eos_token_id": 2, **(generation or {})})
     return folder
@@ -147,11 +149,16 @@ def qwen2(folder: Path, generation: dict[str, object] | None = None, context: in
     return _decoder(folder, "qwen2", generation, context)
 
 
+def lfm2(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:
+    """Save the same model as an LFM2, whose first layer has a state."""
+    return _decoder(folder, "lfm2", generation, context)
+
+
 _made: dict[str, Path] = {}
 
 
 def cached(factory: pytest.TempPathFactory, name: str) -> Path:
-    """Return the folder of a checkpoint, created once per session: bert, prompted, llama or qwen2."""
+    """Return the folder of a checkpoint, created once per session: bert, prompted, llama, lfm2 or qwen2."""
     if name not in _made:
         folder = factory.mktemp("tiny") / name
         if name == "bert":
@@ -161,6 +168,8 @@ def cached(factory: pytest.TempPathFactory, name: str) -> Path:
                  matryoshka=[8, 16, 32], default_prompt_name="other")
         elif name == "llama":
             llama(folder)
+        elif name == "lfm2":
+            lfm2(folder)
         else:
             qwen2(folder, {"do_sample": True, "temperature": 0.5, "top_p": 0.9})
         _made[name] = folder

@@ -17,6 +17,8 @@ SPELLINGS = {
     "Qwen3-0.6B": ["qwen3:0.6b"], "Qwen3-1.7B": ["qwen3:1.7b", "QWEN3:1.7B", "Qwen/Qwen3-1.7B-GGUF"],
     "Qwen3-4B": ["qwen3:4b"], "Qwen3-8B": ["qwen3:8b", "qwen3", "qwen3:latest"], "Qwen3-32B": ["qwen3:32b"],
     "Qwen3-Coder-30B-A3B-Instruct": ["qwen3-coder:30b", "qwen3-coder-30b-a3b"],
+    "Qwen3.5-0.8B": ["qwen3.5:0.8b"], "Qwen3.5-4B": ["qwen3.5:4b", "unsloth/Qwen3.5-4B-GGUF"], "Qwen3.5-9B": ["qwen3.5"],
+    "Qwen3.6-35B-A3B": ["qwen3.6:35b"], "Qwen3-Next-80B-A3B-Instruct": ["qwen3-next:80b"],
     "Qwen2.5-0.5B-Instruct": ["qwen2.5:0.5b", "Qwen2.5-0.5B"], "Phi-3-mini-4k-instruct": ["phi3", "phi3:mini",
                                                                           "microsoft/Phi-3-mini-4k-instruct-gguf"],
     "Phi-4": ["phi4"], "Phi-4-reasoning": ["phi4-reasoning"], "gpt-oss-20b": ["gpt-oss:20b", "GPT-OSS-20B"],

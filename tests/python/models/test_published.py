@@ -20,6 +20,8 @@ import imagemodels
 import paritymodels
 import visionmodels
 from corelib import logits
+from safetensors.torch import save_file
+
 from paritymodels import randomise, torch, transformers, write_tokenizer
 
 
@@ -181,6 +183,44 @@ def test_text_decoders_of_vision_models(tmp_path: Path, name: str, older: bool) 
     found = described(tmp_path)
     assert found.generation is not None and found.generation.eog_token_ids == (1, 7)
     assert expected_kv.items() <= found.spec.kv.items()
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_text_decoder_of_qwen3_5_with_vision(tmp_path: Path, experts: bool) -> None:
+    """Qwen3.5 is published as a vision model: ``text_config``, M-RoPE, an image encoder and a layer for drafts. Experts
+    are one tensor per layer and projection."""
+    kind = "qwen3_5_moe" if experts else "qwen3_5"
+    classes, family = ("Qwen3_5Moe", "qwen35moe") if experts else ("Qwen3_5", "qwen35")
+    text = paritymodels.decoder(family, 2, layer_types=["linear_attention", "full_attention"]).config.to_dict()
+    text |= {"attn_output_gate": True, "full_attention_interval": 2, "mtp_num_hidden_layers": 1,
+             "mamba_ssm_dtype": "float32", "mtp_use_dedicated_embeddings": False, "eos_token_id": [1, 7],
+             "rope_parameters": {**text["rope_parameters"], "mrope_section": [2, 1, 1], "mrope_interleaved": True}}
+    del text["layer_types"]
+    vision = {"model_type": kind, "depth": 1, "hidden_size": 48, "intermediate_size": 88, "num_heads": 3,
+              "out_hidden_size": 96, "patch_size": 8, "num_position_embeddings": 16}
+    config = {"architectures": [f"{classes}ForConditionalGeneration"], "model_type": kind, "image_token_id": 90,
+              "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93,
+              "tie_word_embeddings": True, "text_config": text, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = getattr(transformers, f"{classes}ForConditionalGeneration")(
+        transformers.AutoConfig.from_pretrained(tmp_path)).eval()
+    randomise(model, 5)
+    model.tie_weights()
+    tensors = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    assert ("model.language_model.layers.0.mlp.experts.gate_up_proj" in tensors) == experts
+    tensors["mtp.layers.0.mlp.experts.gate_up_proj" if experts else "mtp.norm.weight"] = torch.ones(7)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    write_tokenizer(tmp_path, 96)
+    tokens = np.random.default_rng(6).integers(0, 90, 101)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens[None])).logits[0].numpy()
+    with mpool.Pool() as pool:
+        assert np.abs(logits(pool, str(tmp_path), tokens, "float32") - expected).max() <= 1e-4
+        with pytest.raises(errors.Unsupported, match="image"):
+            pool.chat([{"role": "user", "content": [{"type": "image", "image": b"x"}]}], str(tmp_path))
+    found = described(tmp_path)
+    assert found.generation is not None and found.generation.eog_token_ids == (1, 7)
+    assert found.spec.architecture == family and found.capability == "text_to_text"
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz,.!?", "the", "cat", "##s", "##at",

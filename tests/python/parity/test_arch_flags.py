@@ -37,9 +37,9 @@ REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.p
 #: names the tensor that is missing in a row that loses the flag. ROPE_NEOX concerns no tensors: the logits differ.
 DECODERS_REFUSE = {"SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
                    "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank",
-                   "QUERY_NORMS": "attn_q_norm", "NO_INPUT_NORMS": "attn_norm"}
-#: Decoders: flag that removes tensors -> part of the error in a row that loses the flag.
-DECODERS_NEED = {"NO_INPUT_NORMS": "attn_norm"}
+                   "QUERY_NORMS": "attn_q_norm", "NO_INPUT_NORMS": "attn_norm", "GATED_HEADS": "attn_q.weight"}
+#: Decoders: flag that removes or widens tensors -> part of the error in a row that loses the flag.
+DECODERS_NEED = {"NO_INPUT_NORMS": "attn_norm", "GATED_HEADS": "attn_q.weight"}
 #: Encoders: flag -> part of the error when the flag is set, because its tensors or keys are missing.
 REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
                     "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
@@ -58,7 +58,7 @@ WHERE_SET = {"TOKEN_TYPES", "ROOT_NORMS", "AXIAL"}
 REQUIRING = {"BIAS"}
 #: Family and flag -> flag beside which it has no effect.
 HIDDEN_BY = {("encoder", "ALIBI"): "RELATIVE_BIAS", ("encoder", "ROPE"): "QUERY_NORMS",
-             ("decoder", "HEAD_NORMS"): "QUERY_NORMS"}
+             ("decoder", "HEAD_NORMS"): "QUERY_NORMS", ("decoder", "GATED_HEADS"): "LATENT_ATTENTION"}
 #: Flags that have an effect only together with another flag.
 ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
 #: Tests that compare a row with transformers.

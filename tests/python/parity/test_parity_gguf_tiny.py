@@ -15,6 +15,7 @@ import pytest
 
 import mpool
 
+import paritymodels
 import tinygguf
 from corelib import greedy, logits, token_vectors
 from encodermodels import ENCODERS, VOCAB, built
@@ -115,6 +116,19 @@ def test_experts_quantised(models: dict[str, Any], tmp_path: Path, name: str, ty
     assert np.abs(exact - expected).max() <= TOLERANCE
     assert deviations(near, expected).max() <= 1e-3  # three times the largest that was measured
     assert not np.array_equal(exact, near)
+
+
+def test_layers_for_drafts_are_read_over(tmp_path: Path) -> None:
+    """Files of Qwen3.5 end with a layer for drafts. They may state only every how many layers one has attention."""
+    kinds = ["linear_attention", "full_attention", "full_attention"]
+    whole, model = (paritymodels.decoder("qwen35moe", layers, layer_types=kinds[:layers]) for layers in (3, 2))
+    randomise(whole, 12)
+    model.load_state_dict({name: value for name, value in whole.state_dict().items() if name in model.state_dict()})
+    path = str(tinygguf.write(tmp_path / "m.gguf", whole, drafts=1))
+    tokens = TOKENS % 96
+    with mpool.Pool() as pool:
+        got = logits(pool, path, tokens, "float32")
+    assert np.abs(got - _expected(model, tokens)).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt_oss"])

@@ -14,6 +14,9 @@ import pytest
 
 import mpool
 
+from mpool.models.catalogue import state_bytes
+from mpool.models.describing import describe
+
 import paritymodels
 from corelib import greedy, logits, token_vectors
 from paritymodels import DECODERS, randomise, torch, transformers, write_tokenizer
@@ -115,6 +118,8 @@ def test_decoder_layers(decoder, layers: int) -> None:
     tokens = np.random.default_rng(6).integers(0, 96, 203)
     with mpool.Pool() as pool:
         got = logits(pool, str(folders[layers - 1]), tokens, "float32")
+        state = pool.ps()[0].facts["sequence_state_bytes"]
+    assert state_bytes(describe(folders[layers - 1])) == state  # the estimate before the load
     with torch.no_grad():
         expected = parts[layers - 1](torch.tensor(tokens[None])).logits[0].numpy()
     assert np.abs(got - expected).max() <= TOLERANCE

@@ -15,6 +15,7 @@ from mpool.host import native_calls
 from mpool.host.native_calls import NativeCalls
 from mpool.runtime import events, health, metrics, prometheus
 from mpool.runtime.history import PoolHistory
+from mpool.runtime.latency import BOUNDS
 
 
 def worker(number: int = 7, **fields: Any) -> dict[str, Any]:
@@ -26,17 +27,22 @@ REASONS = ("killed", "crashed", "stalled", "internal", "changed_files", "model",
            "fault")
 
 
+#: The median of the latency of :func:`row`: a quarter of its second bucket.
+P50 = pytest.approx(1.25 * 2**19 * 1e-6)
+
+
 def row(key: str = "m", **fields: Any) -> dict[str, Any]:
     """An entry of the core. The numbers of its fields differ from one another."""
     return {"key": key, "capability": "text_embedding", "state": "ready", "breaker": "closed", "last_error": "",
             "workers": 5, "busy": 2, "dead": 0, "waiting": (1, 4), "capacity": (100, 50), "queued": 6, "running": 9,
             "calls": 40, "errors": 10, "model_bytes": 12, "engine_bytes": 13, "units_in": 14, "units_out": 15,
+            "state_bytes": 20, "snapshot_bytes": 21, "snapshots": 22,
             "arrivals": 18.5, "predicted_workers": 19, "rows": 16, "queue_full_seconds": 17.5,
             **{name: {reason: 100 * at + number for number, reason in enumerate(REASONS)}
                for at, name in enumerate(("deaths", "retries", "evictions"))},
             "worker": [worker()], "pinned": False, "keep_alive": 1.0,
-            "latency": {"count": 3, "sum": 0.75, "min": 0.25, "max": 0.5, "p50": 0.2, "p99": 0.4,
-                        "buckets": [(metrics.BOUNDS[2], 1), (metrics.BOUNDS[20], 2)]}} | fields
+            "latency": {"count": 3, "sum": 0.75, "min": 0.25, "max": 0.9,
+                        "buckets": [(BOUNDS[2], 1), (BOUNDS[20], 2)]}} | fields
 
 
 def host(*rows: dict[str, Any], closed: bool = False, **stats: Any) -> Any:
@@ -113,9 +119,9 @@ def test_every_field_of_health() -> None:
     failed = row("b", state="failed", workers=3, busy=3, dead=1, last_error="IO", waiting=(50, 20),
                  deaths={"killed": 2, "stalled": 1})
     found = health.health(host(row("a", deaths={"killed": 0}), failed))
-    assert found.models["a"] == health.ModelHealth("ready", "closed", health.Workers(5, 2, 3, 0), 4, 50, 0.2, 0.4, 0.25,
+    assert found.models["a"] == health.ModelHealth("ready", "closed", health.Workers(5, 2, 3, 0), 4, 50, P50, 0.9, 0.25,
                                                   None)
-    assert found.models["b"] == health.ModelHealth("failed", "closed", health.Workers(3, 3, 0, 1), 50, 100, 0.2, 0.4,
+    assert found.models["b"] == health.ModelHealth("failed", "closed", health.Workers(3, 3, 0, 1), 50, 100, P50, 0.9,
                                                   0.25, "IO", 3)
     assert found.workers == health.Workers(8, 5, 3, 1)
     assert found.memory == health.Memory(30, 100, 70, "low", 0.3)
@@ -129,7 +135,8 @@ def test_every_field_of_health() -> None:
     ({"calls": 8, "errors": 1, "latency": row()["latency"] | {"count": 0}}, 0.125, False)])
 def test_rates_of_errors_and_unknown_latencies(fields: dict[str, Any], rate: float, latency: bool) -> None:
     found = health.health(host(row(**fields))).models["m"]
-    assert found.error_rate == rate and (found.p50, found.p99) == ((0.2, 0.4) if latency else (None, None))
+    wanted = (P50, 0.9) if latency else (None, None)
+    assert found.error_rate == rate and (found.p50, found.p99) == wanted
 
 
 @pytest.mark.parametrize("rows, options, status, reasons", [

@@ -17,7 +17,8 @@ from servers import ask, server_idle, serving
 import mpool  # noqa: E402
 import msgspec  # noqa: E402 - servers.py skips the tests if it is not installed
 from mpool.server.dashboard import SeriesResponse, UsableModels  # noqa: E402
-from mpool.server.series import BOUNDS, MODELS, RINGS, Series, _quantile, columns  # noqa: E402
+from mpool.runtime.latency import BOUNDS, quantile, quantiles  # noqa: E402
+from mpool.server.series import MODELS, RINGS, Series, columns  # noqa: E402
 from waiting import until  # noqa: E402
 
 TEXT: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0}
@@ -231,7 +232,14 @@ def test_models_have_the_tasks_for_which_they_are_fit(llama: Path, bert: Path, t
     ({len(BOUNDS): 1}, 0.5, 2.0**26)])
 def test_quantiles(latency: dict[int, int], share: float, microseconds: float) -> None:
     """The requests of a bucket count as spread evenly between its bounds, as in Prometheus; the last has no bound."""
-    assert _quantile(latency, share) == pytest.approx(1e-6 * microseconds) and math.isnan(_quantile({}, share))
+    assert quantile(latency, share) == pytest.approx(1e-6 * microseconds) and math.isnan(quantile({}, share))
+
+
+def test_quantiles_are_within_the_shortest_and_the_longest_request() -> None:
+    entry = {"min": 3e-6, "max": 100.0, "buckets": [(4e-6, 2), (math.inf, 1)]}
+    assert quantiles(entry) == {"p50": pytest.approx(3.5e-6), "p99": 100.0}
+    assert quantiles(entry | {"min": 3.9e-6})["p50"] == 3.9e-6
+    assert quantiles({"min": 0.0, "max": 0.0, "buckets": []}) == {"p50": 0.0, "p99": 0.0}
 
 
 def test_a_point_is_the_mean_of_its_readings() -> None:

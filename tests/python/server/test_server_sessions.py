@@ -30,11 +30,11 @@ JOINED: list[dict[str, Any]] = [{"role": role, "content": text} for role, text i
 
 
 @pytest.fixture(scope="module")
-def folders(llama: Path, llava: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def folders(llama: Path, llava: Path, lfm2: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     models = {"alternating": ALTERNATING, "writes": tm.HERMES}
     made = {name: chainmodels.save(tmp_path_factory.mktemp(name), source, WRITES, WORDS)
             for name, source in models.items()}
-    return [f"{name}={folder}" for name, folder in {"llama": llama, "llava": llava, **made}.items()]
+    return [f"{name}={folder}" for name, folder in {"llama": llama, "llava": llava, "lfm2": lfm2, **made}.items()]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,29 @@ def prompt_tokens(path: str, found: Any) -> int:
     usage = found.get("usage", found)
     count: int = usage.get("prompt_tokens") or usage.get("input_tokens") or usage.get("prompt_eval_count")
     return count
+
+
+# ---- the next turn ---------------------------------------------------------------------------------------------------
+
+CACHED: dict[str, Any] = {CHATS: lambda found: found["usage"]["prompt_tokens_details"]["cached_tokens"],
+                          RESPONSES: lambda found: found["usage"]["input_tokens_details"]["cached_tokens"],
+                          MESSAGES: lambda found: found["usage"]["cache_read_input_tokens"]}
+
+
+@pytest.mark.parametrize("path", [CHATS, RESPONSES, MESSAGES, OLLAMA])
+def test_tokens_of_a_snapshot_are_counted(server: Any, path: str) -> None:
+    """The second turn reuses the first prompt up to its last block border, where the snapshot of the state is."""
+    chat: list[dict[str, Any]] = [{"role": "user", "content": f"This chat is that of {path}. " * 20}]
+    first = post(server, path, body(path, "lfm2", chat))[2]
+    chat += [{"role": "assistant", "content": "a b"}, {"role": "user", "content": "And that?"}]
+    second = post(server, path, body(path, "lfm2", chat))[2]
+    whole = server.state.pool.chat(chat, "lfm2", max_tokens=1).usage
+    if path == MESSAGES:
+        assert second["usage"]["input_tokens"] == whole.prompt_tokens - CACHED[path](second)
+    else:
+        assert prompt_tokens(path, second) == whole.prompt_tokens
+    if path in CACHED:
+        assert CACHED[path](first) == 0 and CACHED[path](second) == (prompt_tokens(path, first) - 1) // 64 * 64 > 0
 
 
 # ---- messages of one role in a row -----------------------------------------------------------------------------------
