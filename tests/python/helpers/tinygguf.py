@@ -112,11 +112,11 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if hasattr(config, "linear_num_key_heads"):
+        _write_delta_sizes(writer, arch, config, drafts)
     shared = getattr(config, "shared_expert_intermediate_size", 0) or getattr(config, "shared_intermediate_size", 0)
     if shared:
         writer.add_expert_shared_feed_forward_length(shared)
-    if hasattr(config, "linear_num_key_heads"):
-        _write_delta_sizes(writer, arch, config, drafts)
     if arch == "lfm2moe":
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
