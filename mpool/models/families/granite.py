@@ -75,14 +75,15 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
         unsupported(table, f"{name}.rope.scaling.finetuned", "models with RoPE")
 
 
+_SCALES = frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})
 ROWS = (
     # GGUF files of Granite 4 state 0 KV heads for Mamba layers
     decoder_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete,
                 gguf=("granite", "granitehybrid"), biases=BIASES,
-                handled=frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})),
+                handled=_SCALES),
     decoder_row("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _WITH_EXPERTS,
                 read=_read_experts, complete=_complete, model_types=("granitemoe", "granitemoeshared"),
-                biases=ATTENTION_BIAS, handled=EXPERTS | {"embedding_scale", "residual_scale", "attention.scale", "logit_scale"},
+                biases=ATTENTION_BIAS, handled=EXPERTS | _SCALES,
                 defaults={"num_experts": 8, "num_experts_per_tok": 2}),
     decoder_row("granite", ("GraniteMoeHybridForCausalLM",), _FUSED, read=_read_hybrid, gguf=(),
                 model_types=("granitemoehybrid",), biases=ATTENTION_BIAS),
