@@ -36,10 +36,13 @@ MP_TEST_SECONDS(models_allocation_sweep, 120) {
     MP_CHECK_OK(mp_options_init(&error), &error);
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    tiny_life life = {.spec = tiny_decoder_spec(types, 2, 77), .compute = MP_COMPUTE_AUTO,
-                      .make = make_call, .compare = compare_calls};
-    mp_test_alloc_sweep(tiny_live, &life);
-    mp_spec_unpin(life.spec);
+    const tiny_kind kinds[] = {{.arch = "llama"}, {.arch = "lfm2", .mixers = (int64_t[]){1, 0, 2}}}; /* with states */
+    for (int k = 0; k < 2; k++) {
+        tiny_life life = {.spec = tiny_decoder_spec_as(&kinds[k], types, 2, 77 + (uint64_t)k, -1),
+                          .compute = MP_COMPUTE_AUTO, .make = make_call, .compare = compare_calls};
+        mp_test_alloc_sweep(tiny_live, &life);
+        mp_spec_unpin(life.spec);
+    }
 }
 
 /* A request may restart from zero only if the caller cannot have seen any of its output. */

@@ -1,5 +1,6 @@
 /* test_models_ranges.c: the allowed values of every hyper-parameter of language models, encoders and image networks. */
 #include "ranges_fixture.h"
+#include "models/generation/states.h"
 #include "vit_fixture.h"
 
 static mp_spec *decoder(tiny_kind kind) {
@@ -39,6 +40,85 @@ MP_TEST(models_ranges_of_decoders) {
         {"mpool.window_layers", "an integer from 0 to 1, or an array of 3"},
     };
     check_ranges(decoder((tiny_kind){.arch = "llama", .long_from = 12}), RANGES(common));
+}
+
+MP_TEST(models_ranges_of_states) {
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 2};
+    static const range sizes[] = {
+        {".shortconv.l_cache", "an integer from 2 to 16"},
+        {".ssm.conv_kernel", "an integer from 2 to 16"},
+        {".ssm.group_count", "an integer from 1 to 4096"},
+        {".ssm.inner_size", "an integer from 4 to 4096"},
+        {".ssm.state_size", "an integer from 1 to 1024"},
+        {".ssm.time_step_rank", "an integer from 1 to 4096"},
+        {"mpool.layer_mixers", "an integer from 0 to 2, or an array of 3"},
+    };
+    check_ranges(decoder((tiny_kind){.arch = "lfm2", .mixers = mixers}), RANGES(sizes));
+}
+
+/* Sizes of states that are out of range, that contradict each other or the tensors, or that overflow. */
+MP_TEST(models_ranges_of_hostile_states) {
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 2}, many[] = {1, 0, 2, 0}, other[] = {1, 0, 99};
+    static const struct {
+        const char *key;
+        int64_t value;
+    } cases[] = {
+        {"lfm2.shortconv.l_cache", 0}, {"lfm2.shortconv.l_cache", INT32_MAX + 1ll}, {"lfm2.shortconv.l_cache", 4},
+        {"lfm2.ssm.conv_kernel", 0},   {"lfm2.ssm.conv_kernel", INT64_MIN},         {"lfm2.ssm.conv_kernel", 16},
+        {"lfm2.ssm.state_size", 0},    {"lfm2.ssm.state_size", INT64_MAX},          {"lfm2.ssm.state_size", 1024},
+        {"lfm2.ssm.group_count", 3},   {"lfm2.ssm.group_count", 4096},              {"lfm2.ssm.time_step_rank", 6},
+        {"lfm2.ssm.inner_size", 85},   {"lfm2.ssm.inner_size", INT64_MAX},          {"lfm2.ssm.inner_size", 4096},
+    };
+    mp_spec *base = decoder((tiny_kind){.arch = "lfm2", .mixers = mixers});
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mp_value value = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = cases[i].value};
+        MP_CHECK_STATUS(load_only(spec_with(base, cases[i].key, &value), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
+    }
+    const mp_value longer = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 4, .as.integers = many};
+    const mp_value unknown = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 3, .as.integers = other};
+    const mp_value none = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = 1};
+    MP_CHECK_STATUS(load_only(spec_with(base, "mpool.layer_mixers", &longer), MP_COMPUTE_AUTO, &error), MP_FORMAT,
+                    &error);
+    MP_CHECK_STATUS(load_only(spec_with(base, "mpool.layer_mixers", &unknown), MP_COMPUTE_AUTO, &error), MP_FORMAT,
+                    &error);
+    MP_CHECK_STATUS(load_only(spec_with(base, "mpool.layer_mixers", &none), MP_COMPUTE_AUTO, &error), MP_UNSUPPORTED,
+                    &error);
+    mp_spec_unpin(base);
+}
+
+/* A small file may ask for a state of 2 GB: the prediction includes it, and its budget refuses it at no cost. */
+MP_TEST(models_ranges_of_large_states) {
+    enum { HEADS = 1024, DK = 1024, DV = 512 };
+    static const int64_t mixers[TINY_LAYERS] = {0, 0, 2};
+    static const struct {
+        const char *key;
+        int64_t value;
+    } sizes[] = {{"lfm2.ssm.time_step_rank", HEADS}, {"lfm2.ssm.state_size", DK}, {"lfm2.ssm.inner_size", HEADS * DV},
+                 {"lfm2.ssm.group_count", 1}};
+    mp_spec *spec = decoder((tiny_kind){.arch = "lfm2", .mixers = mixers});
+    const uint64_t bytes = (uint64_t)HEADS * DK * DV * sizeof(float);
+    uint64_t small, model, engine;
+    mp_error error;
+    mp_decoder_footprint(spec, MP_COMPUTE_F32, &model, &small);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const mp_value value = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = sizes[i].value};
+        mp_spec *next = spec_with(spec, sizes[i].key, &value);
+        mp_spec_unpin(spec);
+        spec = next;
+    }
+    mp_decoder_footprint(spec, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK(engine >= small + bytes);
+    mp_spec_unpin(spec);
+    mp_budget budget = {.limit = bytes - 1};
+    mp_states states;
+    mp_state *state = NULL;
+    mp_states_init(&states, bytes, 1, &budget, 10);
+    MP_CHECK_STATUS(mp_state_create(&states, NULL, &state, &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK(!state && budget.used == 0);
+    mp_states_deinit(&states);
 }
 
 MP_TEST(models_ranges_of_experts) {

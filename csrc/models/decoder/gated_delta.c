@@ -1,5 +1,6 @@
 /* decoder/gated_delta.c: gated delta nets (arXiv:2412.06464; Qwen3-Next, Qwen3.5). The projection of a row has the
- * parts q, k, v | z | beta | alpha. Files of Qwen3-Next join parts, and group them by key head. A convolution with SiLU mixes q, k and v along the positions. Then, for each head:
+ * parts q, k, v | z | beta | alpha. Files of Qwen3-Next join parts, and group them by key head. A convolution with SiLU
+ * mixes q, k and v along the positions. Then, for each head:
  *
  *   q, k = q / |q| / sqrt(dk), k / |k|
  *   beta = sigmoid(beta), decay = exp(a * softplus(alpha + step_bias)), where a < 0
@@ -232,8 +233,8 @@ static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_vi
     lay_out(own, pass->block_rows, pass->shared, &at);
     const mp_state_scan rows = {.q = at.mixed, .k = at.mixed + keys, .v = at.mixed + 2 * keys, .o = at.o,
                                 .beta = at.projected + gates_column(own),
-                                .decay = at.projected + gates_column(own) + matrix->heads, .ldq = channels, .ldk = channels, .ldv = channels, .ldo = values,
-                                .ld_gates = own->in.N};
+                                .decay = at.projected + gates_column(own) + matrix->heads, .ldq = channels,
+                                .ldk = channels, .ldv = channels, .ldo = values, .ld_gates = own->in.N};
     mp_row_linear(&view->context, &own->in, in, own->in.K, view->rows, NULL, at.projected, own->in.N);
     mp_team_barrier(thread);
     separate_parts(view, own, &at);

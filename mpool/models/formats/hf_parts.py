@@ -204,7 +204,7 @@ def generation(folder: Folder, config: Fields, tokenizer: Fields, size: dict[str
         size: sizes of the network by letter (:mod:`mpool.models.architectures`).
     """
     stored = folder.fields("generation_config.json", missing_ok=True)
-    text = config.section("text_config", None) or config  # of a vision model whose language model is used
+    text = config.section("text_config", None) or config  # a vision model, whose language model is used
     end_ids = {*hf_config.special_ids(stored, "eos_token_id", size["V"]),
                *hf_config.special_ids(config, "eos_token_id", size["V"]),
                *hf_config.special_ids(text, "eos_token_id", size["V"])}

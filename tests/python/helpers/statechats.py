@@ -70,7 +70,7 @@ def chat(seed: int, turns: int, edits: Sequence[int]) -> Generator[Turn, str, No
                 messages[middle] = {**messages[middle], "content": words(3, 90)}
         if turn % 4 == 3:
             call = {"id": f"call{turn:05}", "type": "function",
-                    "function": {"name": "weather", "arguments": {"city": words(1, 2), "days": turn}}}
+                    "function": {"name": "weather", "arguments": json.dumps({"city": words(1, 2), "days": turn})}}
             messages[-1] = {**messages[-1], "tool_calls": [call]}
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": words(4, 40)})
         else:
