@@ -14,6 +14,8 @@ from corelib import logits
 from paritymodels import randomise, torch, write_tokenizer
 
 VOCAB, PAIR, LARGE = 96, 1, 100.0
+#: Classes of norms that multiply by 1 + weight.
+CENTRED = ("Gemma", "Qwen3Next", "Qwen3_5")
 #: Classes that rotate neighbouring components of folders together.
 NEIGHBOURS = ("Cohere2", "Glm4", "Ernie4_5")
 
@@ -35,7 +37,7 @@ def plant(model: Any) -> None:
         with torch.no_grad():
             if (k_norm := _key_norm(own)) is not None:
                 q_norm = getattr(own, "q_norm", None) or own.q_layernorm
-                offset = 1 if type(k_norm).__name__.startswith("Gemma") else 0
+                offset = 1 if type(k_norm).__name__.startswith(CENTRED) else 0
                 k_norm.weight.view(-1, own.head_dim)[:, components] = LARGE - offset
                 q_norm.weight.view(-1, own.head_dim)[:, components] = 1 / LARGE - offset
             else:
@@ -50,7 +52,7 @@ CASES = [("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_bia
          ("qwen3moe", False), ("gpt_oss", False), ("granite_biased", False), ("gemma2_biased", False),
          ("olmo2", False), ("cohere2_biased", False), ("lfm2", False), ("qwen2moe_dense", False),
          ("granitemoe_shared", False), ("glm4", False), ("ernie4_5_biased", False), ("exaone4", False),
-         ("seed_oss", False)]
+         ("seed_oss", False), ("qwen3next", False), ("qwen35", False), ("qwen35moe", False), ("lfm2moe", False)]
 #: Largest errors of models with norms of keys, and of those with biases.
 NORMS, BIASES = 0.015, 0.035
 #: Largest errors of models whose experts or few rotated components magnify errors, or whose scales reduce them. Without
