@@ -68,8 +68,8 @@ WITHOUT = {"deepseek2": "latent attention", "phi3": "neither norms of keys nor b
 
 
 def _has_factors(model: Any) -> bool:
-    own = _attention(model)[0]
-    return _key_norm(own) is not None or getattr(getattr(own, "k_proj", None), "bias", None) is not None
+    return any(_key_norm(own) is not None or getattr(getattr(own, "k_proj", None), "bias", None) is not None
+               for own in _attention(model))
 
 
 def test_every_decoder_with_factors_has_a_case() -> None:
