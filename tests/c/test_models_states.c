@@ -50,7 +50,7 @@ MP_TEST(models_states_begin_with_zeroes) {
     mp_error error;
     mp_states states;
     mp_state *state, *copy;
-    mp_prefix_counters counters;
+    mp_prefix_counters counters = {0};
     mp_states_init(&states, BYTES, BYTES, &budget, 10, &counters);
     for (int i = 0; i < 3; i++) {
         MP_CHECK_OK(mp_state_create(&states, NULL, &state, &error), &error);

@@ -268,50 +268,99 @@ static void rows_widen_i8(const int8_t *x, int64_t n, float *y) {
 
 static void rows_causal_conv(const float *const *x, int64_t at, const float *kernel, int64_t ld, const float *bias,
                              int taps, int rows, int n, float *y, int64_t ldy) {
-    for (int c = 0; c < n; c += VEC_N)
-        for (int r = 0; r < rows; r++) {
-            vec sum = bias ? row_load(bias, c, n) : vec_zero();
-            for (int j = 0; j < taps; j++)
-                sum = vec_fma(row_load(kernel + j * ld, c, n), row_load(x[r + j] + at, c, n), sum);
-            row_store(y + r * ldy, c, n, sum);
-        }
+    enum { TILE = 256 }; /* channels: part of a row long enough for the prefetcher; its kernel stays in L1 */
+    for (int c0 = 0; c0 < n; c0 += TILE)
+        for (int r = 0; r < rows; r++)
+            for (int c = c0; c < n && c < c0 + TILE; c += VEC_N) {
+                vec sum = bias ? row_load(bias, c, n) : vec_zero();
+                for (int j = 0; j < taps; j++)
+                    sum = vec_fma(row_load(kernel + j * ld, c, n), row_load(x[r + j] + at, c, n), sum);
+                row_store(y + r * ldy, c, n, sum);
+            }
 }
 
-/* The sums of a block of columns: four partial sums each. */
-typedef struct scan_sums {
+/* The numbers of a row that a pass over a block of columns reads. */
+typedef struct scan_row {
+    const float *k, *q, *next; /* next: the keys of the row after it */
+    vec u, decay;
+} scan_row;
+
+typedef struct scan_sum { /* one of the sums of mp_state_scan, for each column */
     vec part[4];
-} scan_sums;
+} scan_sum;
 
-static VEC_INLINE vec scan_total(scan_sums sums) {
-    return vec_add(vec_add(sums.part[0], sums.part[1]), vec_add(sums.part[2], sums.part[3]));
+/* Registers hold the partial sums of two products: those of S^T k for the next row are computed while S is loaded. */
+enum { SCAN_AHEAD = VEC_ACCUMULATORS >= 8 };
+
+static VEC_INLINE vec scan_total(const scan_sum *sum) {
+    return vec_add(vec_add(sum->part[0], sum->part[1]), vec_add(sum->part[2], sum->part[3]));
 }
 
-static VEC_INLINE vec scan_dot(const float *state, const float *x, int n) {
-    scan_sums sums = {{vec_zero(), vec_zero(), vec_zero(), vec_zero()}};
-    for (int i = 0; i < n; i++)
-        sums.part[i % 4] = vec_fma(vec_load(state + (ptrdiff_t)i * VEC_N), vec_set(x[i]), sums.part[i % 4]);
-    return scan_total(sums);
+/* Component i, with i mod 4 = j. */
+static VEC_INLINE void scan_component(const bool update, const bool out, const bool ahead, const int j, float *state,
+                                      const scan_row *row, int i, scan_sum *o, scan_sum *a) {
+    vec s = vec_load(state + (ptrdiff_t)i * VEC_N);
+    if (update) {
+        s = vec_fma(vec_set(row->k[i]), row->u, vec_mul(row->decay, s));
+        vec_store(state + (ptrdiff_t)i * VEC_N, s);
+    }
+    if (out)
+        o->part[j] = vec_fma(s, vec_set(row->q[i]), o->part[j]);
+    if (ahead)
+        a->part[j] = vec_fma(s, vec_set(row->next[i]), a->part[j]);
+}
+
+/* Add the row to the state (update); then set *o to S^T q (out) and *a to S^T next (ahead). The flags and j are
+ * constants, so that the sums are registers. */
+static VEC_INLINE void scan_pass(const bool update, const bool out, const bool ahead, float *state, int dk,
+                                 const scan_row *row, vec *o, vec *a) {
+    const scan_sum zero = {{vec_zero(), vec_zero(), vec_zero(), vec_zero()}};
+    scan_sum o_sum = zero, a_sum = zero;
+    int i = 0;
+    for (; i + 4 <= dk; i += 4) {
+        VEC_UNROLL
+        for (int j = 0; j < 4; j++)
+            scan_component(update, out, ahead, j, state, row, i + j, &o_sum, &a_sum);
+    }
+    VEC_UNROLL
+    for (int j = 0; j < 3; j++)
+        if (i + j < dk)
+            scan_component(update, out, ahead, j, state, row, i + j, &o_sum, &a_sum);
+    if (out)
+        *o = scan_total(&o_sum);
+    if (ahead)
+        *a = scan_total(&a_sum);
 }
 
 static void rows_state_scan(const mp_state_scan *scan, int block0, int block1) {
+    const int dk = scan->dk;
     for (int b = block0; b < block1; b++) {
-        float *const state = scan->state + (ptrdiff_t)b * scan->dk * VEC_N;
+        float *const state = scan->state + (ptrdiff_t)b * dk * VEC_N;
         const int64_t at = (int64_t)b * VEC_N;
+        vec o = vec_zero(), a = vec_zero();
         for (int r = 0; r < scan->rows; r++) {
             const float *const k = scan->k + r * scan->ldk;
-            const vec decay = vec_set(scan->decay[r * scan->ld_gates]);
-            vec u = row_load(scan->v + r * scan->ldv, at, scan->dv);
-            if (scan->beta)
-                u = vec_mul(vec_set(scan->beta[r * scan->ld_gates]),
-                            vec_sub(u, vec_mul(decay, scan_dot(state, k, scan->dk))));
-            for (int i = 0; i < scan->dk; i++) {
-                float *const s = state + (ptrdiff_t)i * VEC_N;
-                vec_store(s, vec_fma(vec_set(k[i]), u, vec_mul(decay, vec_load(s))));
+            const bool ahead = SCAN_AHEAD && scan->beta && r + 1 < scan->rows;
+            scan_row row = {k, scan->q ? scan->q + r * scan->ldq : NULL, k,
+                            row_load(scan->v + r * scan->ldv, at, scan->dv), vec_set(scan->decay[r * scan->ld_gates])};
+            if (scan->beta) {
+                if (r == 0 || !SCAN_AHEAD)
+                    scan_pass(false, false, true, state, dk, &row, &o, &a);
+                row.u = vec_mul(vec_set(scan->beta[r * scan->ld_gates]), vec_sub(row.u, vec_mul(row.decay, a)));
             }
             if (scan->u)
-                row_store(scan->u + r * scan->ldu, at, scan->dv, u);
+                row_store(scan->u + r * scan->ldu, at, scan->dv, row.u);
+            row.next = ahead ? k + scan->ldk : NULL;
+            if (scan->q && ahead)
+                scan_pass(true, true, true, state, dk, &row, &o, &a);
+            else if (scan->q)
+                scan_pass(true, true, false, state, dk, &row, &o, &a);
+            else if (ahead)
+                scan_pass(true, false, true, state, dk, &row, &o, &a);
+            else
+                scan_pass(true, false, false, state, dk, &row, &o, &a);
             if (scan->q)
-                row_store(scan->o + r * scan->ldo, at, scan->dv, scan_dot(state, scan->q + r * scan->ldq, scan->dk));
+                row_store(scan->o + r * scan->ldo, at, scan->dv, o);
         }
     }
 }
