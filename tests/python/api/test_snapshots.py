@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool.cli.models import facts_of_model
 from mpool.models import describing
 from mpool.models.catalogue import estimate, state_bytes
 
@@ -72,7 +73,8 @@ def test_without_snapshots_the_answers_are_the_same(lfm2: Path) -> None:
 
 def test_the_estimate_counts_a_state(lfm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = describing.describe(lfm2)
-    assert state_bytes(described) == STATE
+    assert state_bytes(described) == STATE == facts_of_model(described)["sequence_state_bytes"]
+    assert facts_of_model(described)["snapshots"].startswith("up to 10 % of the memory limit")
     plain = estimate(described)
     monkeypatch.setattr("mpool.models.catalogue.state_bytes", lambda _: 50_000_000)
     assert estimate(described) == plain + 50
