@@ -1,6 +1,6 @@
-/* States of recurrent mixers: new ones are zero; snapshots of least worth leave first. */
-#include "mp_test.h"
-#include "models/generation/states.h"
+/* States of recurrent mixers: new ones are zero; snapshots of least worth leave first, and before idle blocks. */
+#include "model_fixture.h"
+#include "models/decoder/engine.h"
 
 /* A share of three snapshots: the one that saves fewest tokens leaves first, and use keeps a snapshot. */
 MP_TEST(models_states_of_least_worth_leave_first) {
@@ -63,4 +63,36 @@ MP_TEST(models_states_begin_with_zeroes) {
     }
     mp_states_deinit(&states);
     MP_CHECK_INT(budget.used, 0);
+}
+
+/* A shortage of memory takes all snapshots before the first idle block. */
+MP_TEST_SECONDS(models_states_leave_before_blocks, 60) {
+    enum { PROMPT = 460 };
+    static const mp_dtype types[] = {MP_F32};
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1};
+    int32_t prompt[PROMPT];
+    tiny_model tiny;
+    tiny_job job;
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "lfm2", .mixers = mixers}, types, 1, 61, -1),
+              MP_COMPUTE_F32, 1);
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = i % 300 == 299 ? TINY_VOCAB - 1 : i % (TINY_VOCAB - 1);
+    const mp_text_args args = {.n_prompt = PROMPT,
+                               .prompt = prompt,
+                               .n_choices = 1,
+                               .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2, .ignore_eos = true}};
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    tiny_job_finish(&tiny, &job);
+    mp_request_destroy(&job.call->base);
+    mp_prefix_cache *cache = &((mp_text_engine *)tiny.engine)->cache;
+    const uint64_t blocks = cache->counters.blocks;
+    MP_CHECK(blocks == PROMPT / 64 && cache->counters.snapshots == 2); /* after 256 and 448 tokens */
+    while (cache->counters.snapshots > 0) {
+        MP_CHECK(mp_prefix_shrink(cache, 1) > 0);
+        MP_CHECK_INT(cache->counters.blocks, blocks);
+    }
+    MP_CHECK_INT(cache->counters.snapshot_bytes, 0);
+    MP_CHECK(mp_prefix_shrink(cache, 1) > 0 && cache->counters.blocks < blocks);
+    tiny_unload(&tiny);
 }

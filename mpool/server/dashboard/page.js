@@ -75,7 +75,7 @@ function showNow(found) {
   text("now-limit", `of ${bytes(found.memory.limit)}, ${bytes(found.memory.available)} free`);
 }
 
-const KINDS = { weights: "weights", kv: "KV cache", scratch: "working memory", request: "requests", pool: "pools",
+const KINDS = { weights: "weights", kv: "KV cache and states", scratch: "working memory", request: "requests", pool: "pools",
   spec: "metadata", misc: "other", workers: "worker processes", free: "free" };
 
 // The bar has the length of the limit. The last part is free.

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool.cli.models import facts_of_model
 from mpool.models import describing
 from mpool.models.catalogue import estimate, state_bytes
+from waiting import until
 
 BLOCK = 64
 #: A convolution of 3 positions over 64 channels in float32.
@@ -35,10 +37,11 @@ def turns(pool: mpool.Pool, model: Path, **options: Any) -> list[mpool.Completio
 def test_snapshots_are_counted_and_shown(lfm2: Path, isolation: Any) -> None:
     config = mpool.PoolConfig(threads=1, max_workers_per_model=1, isolation=isolation)
     with mpool.Pool(config) as pool:
-        stream = pool.generate("text", lfm2, max_tokens=400, ignore_eos=True, stream=True)
+        stream = pool.generate("text", lfm2, max_tokens=15_000, ignore_eos=True, stream=True)
         next(stream)
         during = pool.ps()[0]
         stream.close()
+        until(lambda: pool.ps()[0].running == 0)
         assert during.facts["sequence_state_bytes"] == STATE
         assert during.state_bytes in (STATE, STATE + LOG) and during.snapshots == 0
 
@@ -72,7 +75,8 @@ def test_without_snapshots_the_answers_are_the_same(lfm2: Path) -> None:
 
 def test_the_estimate_counts_a_state(lfm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = describing.describe(lfm2)
-    assert state_bytes(described) == STATE
+    assert state_bytes(described) == STATE == facts_of_model(described)["sequence_state_bytes"]
+    assert facts_of_model(described)["snapshots"].startswith("up to 10 % of the memory limit")
     plain = estimate(described)
     monkeypatch.setattr("mpool.models.catalogue.state_bytes", lambda _: 50_000_000)
     assert estimate(described) == plain + 50
