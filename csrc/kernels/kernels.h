@@ -155,6 +155,7 @@ typedef enum mp_act {
     MP_ACT_TANH,
     MP_ACT_SIGMOID,
     MP_ACT_QUICK_GELU, /* x * sigmoid(1.702 x), used by CLIP */
+    MP_ACT_RELU2,      /* the square of ReLU (arXiv:2109.08668) */
 } mp_act;
 
 /* Operations on every output, applied while its tile is in cache, in this order: + bias[n]; act; + residual[m, n]. */

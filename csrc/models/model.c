@@ -176,6 +176,7 @@ mp_status mp_model_activation(const mp_spec *spec, const char *key, const char *
                 {"gelu_tanh", MP_ACT_GELU_TANH},
                 {"quick_gelu", MP_ACT_QUICK_GELU},
                 {"relu", MP_ACT_RELU},
+                {"relu2", MP_ACT_RELU2},
                 {"silu", MP_ACT_SILU}};
     const char *name;
     MP_TRY(mp_spec_string(spec, key, otherwise, &name, error));
@@ -185,7 +186,7 @@ mp_status mp_model_activation(const mp_spec *spec, const char *key, const char *
             return MP_OK;
         }
     return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
-                        "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
+                        "gelu, gelu_tanh, quick_gelu, relu, relu2, silu", "%s", name);
 }
 
 mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, uint64_t *charged, mp_error *error) {

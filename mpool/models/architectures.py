@@ -189,12 +189,13 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
         shape = tuple(size[letter] for letter in tensor.shape)
         names = (tensor.gguf or f"#{number}", tensor.hf, tensor.stored or tensor.gguf)
         layers = range(size["layers"]) if "{}" in tensor.gguf or "{}" in tensor.hf else range(1)
-        experts = range(size.get("X", 0)) if "{x}" in tensor.hf else range(1)
+        experts = range(size.get("X", 0)) if "{x}" in tensor.hf or "{x}" in tensor.gguf else range(1)
         inner = size.get("inner", 1)
         for layer, expert in itertools.product(layers, experts):
             if (above and layer == 0) or not which >> layer & 1:
                 continue
             name, hf, stored = (name.replace("{}", str(layer)).replace("{x}", str(expert))
+                                .replace("{2x}", str(2 * expert)).replace("{2x+1}", str(2 * expert + 1))
                                 .replace("{g}", str(layer // inner)).replace("{i}", str(layer % inner))
                                 for name in names)
             needed = not when or when == "above 0" or (not gguf and when not in ("gguf", "tied"))
@@ -240,7 +241,10 @@ def _match_tensors(left: dict[str, TensorEntry], table: Mapping[str, Expected],
         whole = left.pop(name)
         first = table[by_number[0]].shape
         rows = [table[by_number[i]].shape[0] for i in range(len(by_number))]
-        check_shape(whole, (sum(rows), *first[1:]), paths[whole.file])
+        outer = whole.shape[:-len(first)]  # the experts, each with all parts
+        if len(outer) != 1 or outer[0] < 1 or sum(rows) % outer[0]:
+            outer = ()
+        check_shape(whole, (*outer, sum(rows) // (outer or (1,))[0], *first[1:]), paths[whole.file])
         row_bytes, offset = whole.nbytes // sum(rows), whole.offset
         for i, count in enumerate(rows):
             found[by_number[i]] = TensorEntry(f"{name}[{i}]", whole.dtype, (count, *first[1:]), whole.file, offset,

@@ -507,7 +507,8 @@ class Folder:
     def json(self, name: str, **limits: Any) -> json_strict.Json:
         """Read a JSON file strictly (:func:`mpool.models.json_strict.loads`), up to a number of values."""
         return json_strict.loads(self.read(name), file=os.path.join(self.path, name),
-                                 **{"max_values": _most_values(name), **limits})
+                                 **{"max_values": _most_values(name),
+                                    "infinite": os.path.basename(name) == "config.json", **limits})
 
     def fields(self, name: str, *, missing_ok: bool = False, **limits: Any) -> Fields:
         """Read a JSON file that must hold an object. If ``missing_ok``, a missing file counts as an empty object."""

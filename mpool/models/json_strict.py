@@ -39,9 +39,11 @@ _LITERALS: dict[str, tuple[str, Any]] = {"t": ("true", True), "f": ("false", Fal
 class _Parser:
     """State of one parse: the text and its location, the limits, and the containers that are not yet closed."""
 
-    def __init__(self, text: str, file: str, base: int, max_depth: int, max_values: int, wide_ints: bool) -> None:
+    def __init__(self, text: str, file: str, base: int, max_depth: int, max_values: int, wide_ints: bool,
+                 infinite: bool) -> None:
         self.text, self.file, self.base = text, file, base
         self.max_depth, self.max_values, self.wide_ints = max_depth, max_values, wide_ints
+        self.literals = {**_LITERALS, "I": ("Infinity", float("inf"))} if infinite else _LITERALS
         self.open: list[dict[str, Any] | list[Any]] = []
         self.keys: list[str | None] = []
 
@@ -96,7 +98,7 @@ class _Parser:
             return self.string(at)
         if first == "-" or first.isdigit():
             return self.number(at)
-        word, value = _LITERALS.get(first, ("", None))
+        word, value = self.literals.get(first, ("", None))
         if word and text.startswith(word, at):
             return value, at + len(word)
         if not first:
@@ -189,7 +191,7 @@ def decode_utf8(data: bytes, *, file: str, offset: int = 0, field: str = "JSON")
 
 
 def loads(data: bytes, *, file: str, offset: int = 0, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH,
-          max_values: int = MAX_VALUES, wide_ints: bool = False) -> Json:
+          max_values: int = MAX_VALUES, wide_ints: bool = False, infinite: bool = False) -> Json:
     """Parse a JSON text.
 
     Args:
@@ -201,20 +203,21 @@ def loads(data: bytes, *, file: str, offset: int = 0, max_bytes: int = MAX_BYTES
         max_values: largest number of values.
         wide_ints: True to accept integers beyond 64 bits, of at most 48 digits (transformers writes 10**30 to
             ``tokenizer_config.json`` for "no limit").
+        infinite: True to accept ``Infinity``, which older versions of transformers write to ``config.json``.
 
     Returns:
         parsed value.
 
     Raises:
-        FormatError: the text is not JSON or not UTF-8, has a duplicate key, ``NaN``, ``Infinity``, an integer beyond
-            64 bits or half of a surrogate pair, or exceeds a limit. ``field`` is a path such as
+        FormatError: the text is not JSON or not UTF-8, has a duplicate key, ``NaN``, ``Infinity`` unless ``infinite``,
+            an integer beyond 64 bits or half of a surrogate pair, or exceeds a limit. ``field`` is a path such as
             ``weights.data_offsets[1]``.
     """
     if len(data) > max_bytes:
         raise FormatError(file=file, offset=offset, field="size", got=f"{len(data)} bytes",
                           allowed=f"at most {max_bytes} bytes")
     text = decode_utf8(data, file=file, offset=offset)
-    parser = _Parser(text, file, offset, max_depth, max_values, wide_ints)
+    parser = _Parser(text, file, offset, max_depth, max_values, wide_ints, infinite)
     value, end = parser.run()
     end = _SPACE(text, end).end()
     if end != len(text):

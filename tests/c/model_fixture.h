@@ -268,6 +268,26 @@ static inline void tiny_gated_delta(tiny_file *file, const mp_dtype *types, int 
     tiny_tensor(file, name, MP_F32, TINY_HIDDEN, INNER, 0.1f, 0);
 }
 
+/* Mamba-2 with the same sizes: groups are the heads of keys. */
+static inline void tiny_mamba2(tiny_file *file, const mp_dtype *types, int type_count, int layer) {
+    enum { INNER = TINY_VALUES * TINY_DV, CHANNELS = 2 * TINY_KEYS * TINY_DK + INNER };
+    const struct {
+        const char *name;
+        int rows, columns;
+        float size, centre;
+    } tensors[] = {{"ssm_in.weight", INNER + CHANNELS + TINY_VALUES, TINY_HIDDEN, 0.1f, 0},
+                   {"ssm_conv1d.weight", CHANNELS, TINY_TAPS, 1, 0}, {"ssm_conv1d.bias", 1, CHANNELS, 0.3f, 0},
+                   {"ssm_a_log", 1, TINY_VALUES, 1, -1.5f}, {"ssm_d", 1, TINY_VALUES, 1, 0},
+                   {"ssm_dt.bias", 1, TINY_VALUES, 1, 0}, {"ssm_norm.weight", 1, INNER, 0.3f, 1},
+                   {"ssm_out.weight", TINY_HIDDEN, INNER, 0.1f, 0}};
+    char name[64];
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s", layer, tensors[i].name);
+        tiny_tensor(file, name, i == 0 ? types[layer % type_count] : MP_F32, tensors[i].rows, tensors[i].columns,
+                    tensors[i].size, tensors[i].centre);
+    }
+}
+
 /* Set the keys of multi-head latent attention, and of DeepSeek's grouped routing and shared expert. */
 static inline void tiny_latent_keys(mp_spec *spec, const tiny_kind *kind) {
     mp_error error;
@@ -443,6 +463,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_short_conv(&file, types, type_count, l);
         if (kind->mixers && kind->mixers[l] == 2)
             tiny_gated_delta(&file, types, type_count, l, strcmp(kind->arch, "qwen3next") == 0);
+        if (kind->mixers && kind->mixers[l] == 3)
+            tiny_mamba2(&file, types, type_count, l);
         for (int e = 0; e + 1 < kind->experts; e++)
             tiny_expert(&file, types, type_count, l, e);
         const struct {

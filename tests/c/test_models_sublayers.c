@@ -164,6 +164,44 @@ static void delta(const mp_mixer *mixer, double in[][TINY_HIDDEN], double sum[][
     add(out, sum);
 }
 
+/* sum [PROMPT, hidden] += Mamba-2(in). */
+static void selective(const mp_mixer *mixer, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
+    enum { KEYS = TINY_KEYS * TINY_DK, INNER = TINY_VALUES * TINY_DV, CHANNELS = 2 * KEYS + INNER };
+    enum { WIDTH = INNER + CHANNELS + TINY_VALUES, GROUP = INNER / TINY_KEYS };
+    static double zx[PROMPT][WIDTH], y[PROMPT][INNER], out[PROMPT][TINY_HIDDEN], S[TINY_VALUES][TINY_DK][TINY_DV];
+    const mp_recurrent *own = &mixer->recurrent;
+    multiply(&own->in, 0, in[0], TINY_HIDDEN, zx[0], WIDTH);
+    memset(S, 0, sizeof S);
+    for (int t = 0; t < PROMPT; t++) {
+        double c[CHANNELS];
+        for (int i = 0; i < CHANNELS; i++) {
+            c[i] = (double)own->conv.bias[i];
+            for (int j = 0; j < own->conv.taps && j <= t; j++)
+                c[i] += (double)own->conv.kernel[(own->conv.taps - 1 - j) * CHANNELS + i] * zx[t - j][INNER + i];
+            c[i] = silu(c[i]);
+        }
+        for (int h = 0; h < TINY_VALUES; h++) {
+            const double *b = c + INNER + h / (TINY_VALUES / TINY_KEYS) * TINY_DK;
+            double step = log1p(exp(zx[t][INNER + CHANNELS + h] + (double)own->step_bias[h]));
+            step = fmin(fmax(step, (double)own->step_low), (double)own->step_high);
+            for (int j = 0; j < TINY_DV; j++) {
+                double total = (double)own->skip[h] * c[h * TINY_DV + j];
+                for (int i = 0; i < TINY_DK; i++) {
+                    S[h][i][j] = exp((double)own->decay[h] * step) * S[h][i][j] + b[i] * step * c[h * TINY_DV + j];
+                    total += S[h][i][j] * b[KEYS + i];
+                }
+                y[t][h * TINY_DV + j] = total * (own->norm_then_gate ? 1 : silu(zx[t][h * TINY_DV + j]));
+            }
+        }
+        for (int g = 0; g < TINY_KEYS; g++)
+            unit(y[t] + g * GROUP, GROUP, (double)own->norm.eps, true);
+        for (int i = 0; i < INNER; i++)
+            y[t][i] *= (double)own->norm.weight[i] * (own->norm_then_gate ? silu(zx[t][i]) : 1);
+    }
+    multiply(&mixer->out, 0, y[0], INNER, out[0], TINY_HIDDEN);
+    add(out, sum);
+}
+
 static void feed(const mp_ffn *ffn, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
     static double gate[PROMPT][TINY_FFN], up[PROMPT][TINY_FFN], out[PROMPT][TINY_HIDDEN];
     multiply(&ffn->mlp.up, 0, in[0], TINY_HIDDEN, gate[0], TINY_FFN);
@@ -195,6 +233,8 @@ static void reference(const mp_decoder *model, const int32_t *ids, double *logit
                     convolve(sub->mixer[m], in, x);
                 else if (sub->mixer[m]->ops == &mp_mixer_gated_delta)
                     delta(sub->mixer[m], in, x);
+                else if (sub->mixer[m]->ops == &mp_mixer_mamba2)
+                    selective(sub->mixer[m], in, x);
                 else
                     attend(model, sub->mixer[m], in, x);
             for (int f = 0; f < sub->ffns; f++)
@@ -308,11 +348,20 @@ MP_TEST(models_sublayers_of_different_stores_equal_the_reference) {
 
 static void tile_heads(tiny_file *file) { tiny_flag(file->spec, "mpool.tiled_heads", true); }
 
+static void limit_steps(tiny_file *file) {
+    tiny_float(file->spec, "mpool.step_low", 0.6);
+    tiny_float(file->spec, "mpool.step_high", 0.9);
+    tiny_flag(file->spec, "mpool.norm_then_gate", true);
+}
+
 MP_TEST(models_sublayers_mixers_with_states_equal_the_reference) {
     static const int64_t convolutions[TINY_LAYERS] = {1, 0, 1}, deltas[TINY_LAYERS] = {2, 0, 2};
+    static const int64_t mambas[TINY_LAYERS] = {3, 0, 3};
     const tiny_kind kinds[] = {{.arch = "llama", .mixers = convolutions},
                                {.arch = "llama", .mixers = deltas},
-                               {.arch = "llama", .mixers = deltas, .more = tile_heads}};
+                               {.arch = "llama", .mixers = deltas, .more = tile_heads},
+                               {.arch = "llama", .mixers = mambas},
+                               {.arch = "llama", .mixers = mambas, .more = limit_steps}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for (int threads = 1; threads <= 2; threads++)
             check(&kinds[i], NULL, threads);

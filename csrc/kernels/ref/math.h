@@ -106,6 +106,8 @@ static inline float mp_ref_activate(mp_act act, float x) {
         return mp_ref_sigmoid(x);
     case MP_ACT_QUICK_GELU:
         return x * mp_ref_sigmoid(MP_QUICK_GELU * x);
+    case MP_ACT_RELU2:
+        return x < 0.0f ? 0.0f : x * x;
     }
     return x;
 }

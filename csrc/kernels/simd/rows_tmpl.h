@@ -114,6 +114,9 @@ static void rows_column_sums(const float *x, int64_t ld, int rows, int n, const 
     case MP_ACT_QUICK_GELU:     \
         run(MP_ACT_QUICK_GELU); \
         break;                  \
+    case MP_ACT_RELU2:          \
+        run(MP_ACT_RELU2);      \
+        break;                  \
     }
 
 static VEC_INLINE void rows_gated_as(const mp_act act, const float *gate, const float *up, int64_t n, float *y) {

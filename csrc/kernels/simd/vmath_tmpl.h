@@ -81,6 +81,8 @@ static VEC_INLINE vec vec_activate(const mp_act act, vec x) {
         return vec_sigmoid(x);
     case MP_ACT_QUICK_GELU:
         return vec_mul(x, vec_sigmoid(vec_mul(vec_set(MP_QUICK_GELU), x)));
+    case MP_ACT_RELU2:
+        return vec_select(vec_less(x, vec_zero()), vec_zero(), vec_mul(x, x));
     }
     return x;
 }

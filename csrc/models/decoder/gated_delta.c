@@ -15,42 +15,10 @@
 
 #include "models/decoder/recurrent.h"
 
-static int64_t values_width(const mp_matrix_heads *matrix) { return (int64_t)matrix->heads * matrix->dv; }
-static int64_t keys_width(const mp_matrix_heads *matrix) { return (int64_t)matrix->keys * matrix->dk; }
-
-static mp_status gated_delta_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error) {
-    mp_recurrent *own = &mixer->recurrent;
-    int64_t taps, dk, keys, heads, inner;
-    bool tiled = false;
-    MP_TRY(mp_spec_int(spec, "{arch}.ssm.conv_kernel", 2, MP_BUILDER_TAPS, NULL, &taps, error));
-    MP_TRY(mp_spec_int(spec, "{arch}.ssm.state_size", 1, MP_MATRIX_DIM, NULL, &dk, error));
-    MP_TRY(mp_spec_int(spec, "{arch}.ssm.group_count", 1, MP_MATRIX_HEADS, NULL, &keys, error));
-    MP_TRY(mp_spec_int(spec, "{arch}.ssm.time_step_rank", 1, MP_MATRIX_HEADS, NULL, &heads, error));
-    MP_TRY(mp_spec_int(spec, "{arch}.ssm.inner_size", heads, heads * MP_MATRIX_DIM, NULL, &inner, error));
-    MP_TRY(mp_spec_bool(spec, "mpool.tiled_heads", &tiled, &tiled, error));
-    if (heads % keys != 0 || inner % heads != 0 || 2 * keys * dk + inner > MP_RECURRENT_WIDTH)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "sizes of the gated delta net",
-                            "ssm.time_step_rank a multiple of ssm.group_count, ssm.inner_size one of "
-                            "ssm.time_step_rank, and at most 1,048,576 channels",
-                            "%lld, %lld and %lld", (long long)heads, (long long)keys, (long long)inner);
-    own->matrix = (mp_matrix_heads){(int32_t)heads, (int32_t)keys, (int32_t)dk, (int32_t)(inner / heads), tiled};
-    own->conv.channels = (int32_t)(2 * keys * dk + inner);
-    own->conv.taps = (int32_t)taps;
-    return MP_OK;
-}
-
-static size_t gated_delta_state(const mp_mixer *mixer, size_t *log_bytes) {
-    size_t conv_log, log;
-    const size_t conv = mp_causal_conv_state(&mixer->recurrent.conv, &conv_log);
-    const size_t matrix = mp_matrix_state(&mixer->recurrent.matrix, &log);
-    *log_bytes = conv_log + log;
-    return conv + matrix;
-}
-
 static mp_status gated_delta_read(const mp_layer_reader *reader, mp_mixer *mixer, mp_error *error) {
     const mp_decoder *model = reader->model;
     mp_recurrent *own = &mixer->recurrent;
-    const int32_t heads = own->matrix.heads, inner = (int32_t)values_width(&own->matrix);
+    const int32_t heads = own->matrix.heads, inner = (int32_t)mp_matrix_values(&own->matrix);
     const mp_reader_part parts[] = {{"attn_qkv", own->conv.channels}, {"attn_gate", inner}, {"ssm_beta", heads},
                                     {"ssm_alpha", heads}};
     const mp_reader_part joined[] = {{"ssm_in", own->conv.channels + inner}, {"ssm_ba", 2 * heads}};
@@ -78,12 +46,6 @@ static mp_status gated_delta_read(const mp_layer_reader *reader, mp_mixer *mixer
     return mp_reader_linear(reader, &mixer->out, &out, 1, inner, model->residual_scale, error);
 }
 
-typedef struct buffers { /* scratch of a row block */
-    float *projected; /* [rows, in.N] */
-    float *mixed;     /* [rows, channels] output of the convolution */
-    float *o;         /* [rows, values_width] */
-} buffers;
-
 /* Columns of z and of the gates beta, alpha in `projected`. */
 static int64_t z_column(const mp_recurrent *own) { return own->conv.channels; }
 static int64_t gates_column(const mp_recurrent *own) { return own->in.N - 2 * own->matrix.heads; }
@@ -92,37 +54,13 @@ static int64_t gates_column(const mp_recurrent *own) { return own->in.N - 2 * ow
 static bool joins_inputs(const mp_recurrent *own) { return own->in.w[0].N != own->conv.channels; }
 static bool joins_gates(const mp_recurrent *own) { return own->in.w[own->in.parts - 1].N != own->matrix.heads; }
 
-/* Returns the bytes of the buffers for M rows, and their places from `at` on in *to unless `to` is NULL. */
-static size_t lay_out(const mp_recurrent *own, int M, uint8_t *at, buffers *to) {
-    const size_t rows = (size_t)M * sizeof(float);
-    const size_t projected = rows * (size_t)own->in.N, mixed = rows * (size_t)own->conv.channels;
-    const size_t o = rows * (size_t)values_width(&own->matrix);
-    if (to) {
-        to->projected = mp_scratch_take(&at, projected);
-        to->mixed = mp_scratch_take(&at, mixed);
-        to->o = mp_scratch_take(&at, o);
-    }
-    return mp_arena_cost(projected) + mp_arena_cost(mixed) + mp_arena_cost(o);
-}
-
 static void gated_delta_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks,
                               mp_block_needs *needs) {
-    const mp_recurrent *own = &mixer->recurrent;
     (void)model;
     (void)most_blocks;
-    mp_needs_linear(needs, &own->in, M);
-    mp_needs_linear(needs, &mixer->out, M);
-    const size_t shared = lay_out(own, M, NULL, NULL), norms = 2 * (size_t)own->matrix.dk * sizeof(float);
-    mp_needs_scratch(needs, shared, mp_arena_cost(mp_causal_conv_pointers(&own->conv, M) * sizeof(float *)));
-    mp_needs_scratch(needs, shared, mp_arena_cost(mp_larger(mp_matrix_copy(&own->matrix), norms)));
-    if (joins_inputs(own) || joins_gates(own))
-        mp_needs_scratch(needs, shared, mp_arena_cost((size_t)own->in.N * sizeof(float)));
-}
-
-static void gated_delta_cost(const mp_mixer *mixer, mp_block_cost *cost) {
-    mp_cost_linear(cost, &mixer->recurrent.in);
-    mp_cost_linear(cost, &mixer->out);
-    cost->barriers += 7;
+    mp_matrix_needs(mixer, M, 2 * (size_t)mixer->recurrent.matrix.dk * sizeof(float), needs);
+    if (joins_inputs(&mixer->recurrent) || joins_gates(&mixer->recurrent))
+        mp_needs_scratch(needs, 0, mp_arena_cost((size_t)mixer->recurrent.in.N * sizeof(float)));
 }
 
 /* Reorders `count` parts of a row from one key head after another to one part after another. sizes: components of a key
@@ -138,7 +76,7 @@ static void separate(float *row, int keys, const int *sizes, int count, float *s
 }
 
 /* Separates the joined parts of the thread's share of the rows. Ends with a barrier if there are such parts. */
-static void separate_parts(const mp_decoder_view *view, const mp_recurrent *own, const buffers *at) {
+static void separate_parts(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
     const mp_matrix_heads *matrix = &own->matrix;
     const int group = matrix->heads / matrix->keys;
     const int inputs[] = {matrix->dk, matrix->dk, group * matrix->dv, group * matrix->dv}, gates[] = {group, group};
@@ -156,27 +94,9 @@ static void separate_parts(const mp_decoder_view *view, const mp_recurrent *own,
     mp_team_barrier(view->context.thread);
 }
 
-/* Convolves the thread's share of the channels of q, k and v. */
-static void convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
-                     const buffers *at) {
-    const int64_t channels = own->conv.channels;
-    int64_t c0, c1;
-    mp_state_rows part;
-    mp_team_split(view->context.thread, channels, 16, &c0, &c1);
-    if (c0 >= c1)
-        return;
-    for (int s = 0; s < pass->rows.n_seq; s++)
-        if (mp_state_rows_of(pass, view, s, &part))
-            mp_causal_conv_rows(&own->conv, &part, (float *)(void *)(part.seq->state + own->state_at),
-                                part.seq->log ? (float *)(void *)(part.seq->log + own->log_at) : NULL, at->projected,
-                                own->in.N, at->mixed, channels, c0, c1, (const float **)(void *)view->own);
-    for (int64_t r = 0; r < view->rows; r++)
-        mp_kernels_get()->activate(MP_ACT_SILU, c1 - c0, at->mixed + r * channels + c0);
-}
-
 /* Norms the queries and keys of the thread's share of the rows, and computes beta and decay in their columns of
  * `projected`. */
-static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const buffers *at) {
+static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
     const float epsilon = 1e-6f; /* added to |q|^2 and |k|^2 */
     const mp_kernels *call = mp_kernels_get();
     const mp_matrix_heads *matrix = &own->matrix;
@@ -205,9 +125,9 @@ static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const 
 }
 
 /* Norms and gates the thread's share of the rows of o. */
-static void finish(const mp_decoder_view *view, const mp_recurrent *own, const buffers *at, float scale) {
+static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at, float scale) {
     const mp_kernels *call = mp_kernels_get();
-    const int64_t width = values_width(&own->matrix);
+    const int64_t width = mp_matrix_values(&own->matrix);
     int64_t begin, end;
     mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
@@ -225,12 +145,8 @@ static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_vi
     const mp_recurrent *own = &mixer->recurrent;
     const mp_matrix_heads *matrix = &own->matrix;
     const mp_team_thread *thread = view->context.thread;
-    const int64_t channels = own->conv.channels, keys = keys_width(matrix), values = values_width(matrix);
-    size_t conv_log;
-    const size_t conv_state = mp_causal_conv_state(&own->conv, &conv_log);
-    buffers at;
-    mp_state_rows part;
-    lay_out(own, pass->block_rows, pass->shared, &at);
+    const int64_t channels = own->conv.channels, keys = mp_matrix_keys(matrix), values = mp_matrix_values(matrix);
+    const mp_matrix_buffers at = mp_matrix_buffers_of(pass, own);
     const mp_state_scan rows = {.q = at.mixed, .k = at.mixed + keys, .v = at.mixed + 2 * keys, .o = at.o,
                                 .beta = at.projected + gates_column(own),
                                 .decay = at.projected + gates_column(own) + matrix->heads, .ldq = channels,
@@ -238,20 +154,11 @@ static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_vi
     mp_row_linear(&view->context, &own->in, in, own->in.K, view->rows, NULL, at.projected, own->in.N);
     mp_team_barrier(thread);
     separate_parts(view, own, &at);
-    convolve(pass, view, own, &at);
+    mp_matrix_convolve(pass, view, own, at.projected, at.mixed);
     mp_team_barrier(thread);
     prepare(view, own, &at);
     mp_team_barrier(thread);
-    for (int s = 0; s < pass->rows.n_seq; s++)
-        if (mp_state_rows_of(pass, view, s, &part))
-            mp_matrix_scan_rows(matrix, thread, &part, (float *)(void *)(part.seq->state + own->state_at + conv_state),
-                                part.seq->log ? (float *)(void *)(part.seq->log + own->log_at + conv_log) : NULL, &rows,
-                                (float *)(void *)view->own);
-    mp_team_barrier(thread);
-    for (int s = 0; s < pass->rows.n_seq; s++)
-        if (mp_state_rows_of(pass, view, s, &part))
-            mp_matrix_log_rows(matrix, thread, &part,
-                               part.seq->log ? (float *)(void *)(part.seq->log + own->log_at + conv_log) : NULL, &rows);
+    mp_matrix_scan(pass, view, own, &rows);
     finish(view, own, &at, scale);
     mp_team_barrier(thread);
     return (mp_mixed){at.o, values};
@@ -259,7 +166,7 @@ static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_vi
 
 const mp_mixer_ops mp_mixer_gated_delta = {.read = gated_delta_read,
                                            .needs = gated_delta_needs,
-                                           .cost = gated_delta_cost,
+                                           .cost = mp_matrix_cost,
                                            .mix = gated_delta_mix,
-                                           .sizes = gated_delta_sizes,
-                                           .state = gated_delta_state};
+                                           .sizes = mp_matrix_mixer_sizes,
+                                           .state = mp_matrix_mixer_state};

@@ -179,6 +179,7 @@ static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, m
         .ffn = model->experts.ffn,
         .routing = model->experts.routing,
         .biased = mp_weights_has(model->weights, bias),
+        .plain = !reader->gated,
         .act = model->act,
         .clamp = model->experts.clamp,
     };
@@ -233,7 +234,7 @@ static mp_status add_ffns(const mp_layer_reader *reader, mp_sublayer *sub, bool 
 }
 
 /* Values of the list `mpool.layer_mixers`: indices of this table. */
-static const mp_mixer_ops *const mixers[] = {NULL, &mp_mixer_short_conv, &mp_mixer_gated_delta};
+static const mp_mixer_ops *const mixers[] = {NULL, &mp_mixer_short_conv, &mp_mixer_gated_delta, &mp_mixer_mamba2};
 enum { MIXERS = sizeof mixers / sizeof *mixers, ATTENTION = 0 };
 
 /* Reads the kinds of mixers. */

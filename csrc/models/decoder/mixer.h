@@ -83,6 +83,9 @@ typedef struct mp_recurrent { /* a mixer with a state */
     mp_causal_conv conv;
     mp_matrix_heads matrix;
     float *decay, *step_bias; /* [heads] */
+    float *skip;              /* [heads] (decoder/mamba2.c, with the fields below) */
+    float step_low, step_high;
+    bool norm_then_gate;
     mp_norm norm;
     size_t state_at, log_at; /* place of its parts in the state and in the log */
 } mp_recurrent;
@@ -99,6 +102,7 @@ extern const mp_mixer_ops mp_mixer_attention; /* decoder/attention.c */
 extern const mp_mixer_ops mp_mixer_latent;    /* decoder/mla.c */
 extern const mp_mixer_ops mp_mixer_short_conv; /* decoder/short_conv.c */
 extern const mp_mixer_ops mp_mixer_gated_delta; /* decoder/gated_delta.c */
+extern const mp_mixer_ops mp_mixer_mamba2;      /* decoder/mamba2.c */
 
 /* ---- reading: decoder/layers.c ----------------------------------------------------------------------------------- */
 

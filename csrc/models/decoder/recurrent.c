@@ -64,13 +64,95 @@ static ptrdiff_t matrix_floats(const mp_matrix_heads *matrix) {
     return (ptrdiff_t)blocks_of(matrix) * matrix->dk * MP_STATE_BLOCK;
 }
 
-size_t mp_matrix_state(const mp_matrix_heads *matrix, size_t *log_bytes) {
-    const size_t heads = (size_t)matrix->heads, keys = (size_t)matrix->keys * (size_t)matrix->dk;
-    *log_bytes = mp_arena_cost(MP_STATE_LOG * (keys + heads * (size_t)matrix->dv + heads) * sizeof(float));
-    return mp_arena_cost(heads * mp_matrix_copy(matrix));
+mp_status mp_matrix_mixer_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error) {
+    mp_recurrent *own = &mixer->recurrent;
+    int64_t taps, dk, keys, heads, inner;
+    bool tiled = false;
+    MP_TRY(mp_spec_int(spec, "{arch}.ssm.conv_kernel", 2, MP_BUILDER_TAPS, NULL, &taps, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.ssm.state_size", 1, MP_MATRIX_DIM, NULL, &dk, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.ssm.group_count", 1, MP_MATRIX_HEADS, NULL, &keys, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.ssm.time_step_rank", 1, MP_MATRIX_HEADS, NULL, &heads, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.ssm.inner_size", heads, heads * MP_MATRIX_DIM, NULL, &inner, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.tiled_heads", &tiled, &tiled, error));
+    if (heads % keys != 0 || inner % heads != 0 || 2 * keys * dk + inner > MP_RECURRENT_WIDTH)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "sizes of recurrent layers",
+                            "ssm.time_step_rank a multiple of ssm.group_count, ssm.inner_size one of "
+                            "ssm.time_step_rank, and at most 1,048,576 channels",
+                            "%lld, %lld and %lld", (long long)heads, (long long)keys, (long long)inner);
+    own->matrix = (mp_matrix_heads){(int32_t)heads, (int32_t)keys, (int32_t)dk, (int32_t)(inner / heads), tiled};
+    own->conv.channels = (int32_t)(2 * keys * dk + inner);
+    own->conv.taps = (int32_t)taps;
+    return MP_OK;
 }
 
 size_t mp_matrix_copy(const mp_matrix_heads *matrix) { return (size_t)matrix_floats(matrix) * sizeof(float); }
+
+size_t mp_matrix_state(const mp_matrix_heads *matrix, size_t *log_bytes) {
+    const size_t heads = (size_t)matrix->heads;
+    const size_t row = (size_t)mp_matrix_keys(matrix) + (size_t)mp_matrix_values(matrix) + heads;
+    *log_bytes = mp_arena_cost(MP_STATE_LOG * row * sizeof(float));
+    return mp_arena_cost(heads * mp_matrix_copy(matrix));
+}
+
+size_t mp_matrix_mixer_state(const mp_mixer *mixer, size_t *log_bytes) {
+    size_t conv_log, matrix_log;
+    const size_t conv = mp_causal_conv_state(&mixer->recurrent.conv, &conv_log);
+    const size_t matrix = mp_matrix_state(&mixer->recurrent.matrix, &matrix_log);
+    *log_bytes = conv_log + matrix_log;
+    return conv + matrix;
+}
+
+/* Returns the bytes of the buffers for M rows, and their places from `at` on in *to unless `to` is NULL. */
+static size_t lay_out(const mp_recurrent *own, int M, uint8_t *at, mp_matrix_buffers *to) {
+    const size_t rows = (size_t)M * sizeof(float);
+    const size_t projected = rows * (size_t)own->in.N, mixed = rows * (size_t)own->conv.channels;
+    const size_t o = rows * (size_t)mp_matrix_values(&own->matrix);
+    if (to) {
+        to->projected = mp_scratch_take(&at, projected);
+        to->mixed = mp_scratch_take(&at, mixed);
+        to->o = mp_scratch_take(&at, o);
+    }
+    return mp_arena_cost(projected) + mp_arena_cost(mixed) + mp_arena_cost(o);
+}
+
+mp_matrix_buffers mp_matrix_buffers_of(const mp_decoder_pass *pass, const mp_recurrent *own) {
+    mp_matrix_buffers buffers;
+    lay_out(own, pass->block_rows, pass->shared, &buffers);
+    return buffers;
+}
+
+void mp_matrix_needs(const mp_mixer *mixer, int M, size_t prepared, mp_block_needs *needs) {
+    const mp_recurrent *own = &mixer->recurrent;
+    const size_t shared = lay_out(own, M, NULL, NULL);
+    const size_t pointers = mp_causal_conv_pointers(&own->conv, M) * sizeof(float *);
+    mp_needs_linear(needs, &own->in, M);
+    mp_needs_linear(needs, &mixer->out, M);
+    mp_needs_scratch(needs, shared, mp_arena_cost(pointers));
+    mp_needs_scratch(needs, shared, mp_arena_cost(mp_larger(mp_matrix_copy(&own->matrix), prepared)));
+}
+
+void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost) {
+    mp_cost_linear(cost, &mixer->recurrent.in);
+    mp_cost_linear(cost, &mixer->out);
+    cost->barriers += 6;
+}
+
+void mp_matrix_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
+                        const float *x, float *y) {
+    const int64_t channels = own->conv.channels;
+    int64_t c0, c1;
+    mp_state_rows part;
+    mp_team_split(view->context.thread, channels, 16, &c0, &c1);
+    if (c0 >= c1)
+        return;
+    for (int s = 0; s < pass->rows.n_seq; s++)
+        if (mp_state_rows_of(pass, view, s, &part))
+            mp_causal_conv_rows(&own->conv, &part, (float *)(void *)(part.seq->state + own->state_at),
+                                part.seq->log ? (float *)(void *)(part.seq->log + own->log_at) : NULL, x, own->in.N, y,
+                                channels, c0, c1, (const float **)(void *)view->own);
+    for (int64_t r = 0; r < view->rows; r++)
+        mp_kernels_get()->activate(MP_ACT_SILU, c1 - c0, y + r * channels + c0);
+}
 
 typedef struct matrix_log { /* [MP_STATE_LOG, ld_k], [MP_STATE_LOG, ld_u], [MP_STATE_LOG, heads] */
     float *k, *u, *decay;
@@ -156,6 +238,26 @@ void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thr
         memcpy(at.decay + to * matrix->heads, rows->decay + from * rows->ld_gates,
                (size_t)matrix->heads * sizeof *at.decay);
     }
+}
+
+void mp_matrix_scan(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
+                    const mp_state_scan *rows) {
+    const mp_matrix_heads *matrix = &own->matrix;
+    const mp_team_thread *thread = view->context.thread;
+    size_t conv_log;
+    const size_t state_at = own->state_at + mp_causal_conv_state(&own->conv, &conv_log);
+    const size_t log_at = own->log_at + conv_log;
+    mp_state_rows part;
+    for (int s = 0; s < pass->rows.n_seq; s++)
+        if (mp_state_rows_of(pass, view, s, &part))
+            mp_matrix_scan_rows(matrix, thread, &part, (float *)(void *)(part.seq->state + state_at),
+                                part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows,
+                                (float *)(void *)view->own);
+    mp_team_barrier(thread);
+    for (int s = 0; s < pass->rows.n_seq; s++)
+        if (mp_state_rows_of(pass, view, s, &part))
+            mp_matrix_log_rows(matrix, thread, &part,
+                               part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows);
 }
 
 /* Returns log(1 + e) for e in [0, 1]: 2 atanh(e / (2 + e)), whose series is exact to 1e-11 after eleven terms. All

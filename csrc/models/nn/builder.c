@@ -89,8 +89,18 @@ static size_t builder_place(const mp_builder *builder, size_t bytes) {
 static mp_status add_vector(const mp_builder *builder, float **out, const char *name, int64_t n, int64_t at,
                             bool append, mp_error *error) {
     mp_build_job job = {.vector = out, .n = n, .at = at, .rows = 1, .append = append};
-    int64_t shape[1] = {n};
-    MP_TRY(mp_weights_get(builder->weights, name, 1, shape, &job.tensor, error));
+    const mp_tensor_entry *entry = mp_spec_find_tensor(mp_weights_spec(builder->weights), name);
+    int64_t shape[2] = {n, 1};
+    int dims = 1;
+    /* such as [heads, 1] and [groups, n / groups] */
+    if (entry && entry->ndim == 2 && entry->shape[0] > 0 && n % entry->shape[0] == 0) {
+        shape[0] = entry->shape[0];
+        shape[1] = n / shape[0];
+        dims = 2;
+    }
+    MP_TRY(mp_weights_get(builder->weights, name, dims, shape, &job.tensor, error));
+    job.tensor.ndim = 1;
+    job.tensor.shape[0] = n;
     count_parameters(builder, n);
     if (!append)
         job.offset = builder_place(builder, (size_t)n * sizeof(float));

@@ -82,7 +82,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     if method not in (("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")):
         unsupported(config, "topk_method", "noaux_tc" if is_v3 else "greedy and group_limited_greedy")
     if method != "greedy":
-        _groups(config, kv, experts, config.int("n_group", 8 if is_v3 else 1, low=1, high=experts),
+        read_groups(config, kv, experts, config.int("n_group", 8 if is_v3 else 1, low=1, high=experts),
                 config.int("topk_group", 4 if is_v3 else 1, low=1))
     require_values(config, {"moe_layer_freq": (None, 1), "scoring_func": (None, kv["mpool.expert_gate"]),
                             "ep_size": (None, 1)})
@@ -117,7 +117,8 @@ def _rope(config: Fields, kv: dict[str, Value], a: str, key: int) -> None:
         kv["mpool.attention_scale"] = (0.1 * by * math.log(factor) + 1) ** 2 / math.sqrt(key)
 
 
-def _groups(config: Fields, kv: dict[str, Value], experts: int, groups: int, chosen: int) -> None:
+def read_groups(config: Fields, kv: dict[str, Value], experts: int, groups: int, chosen: int) -> None:
+    """Set the groups of experts, and how many of them a router uses."""
     if experts % groups:
         config.fail("n_group", groups, f"a divisor of the {experts} experts")
     if chosen > groups:
@@ -147,7 +148,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     kv["mpool.expert_scale"] = table.number(f"{name}.expert_weights_scale", 1.0) or 1.0
     experts = table.int(f"{name}.expert_count", low=1, high=4096)
     groups = table.int(f"{name}.expert_group_count", 1, low=1, high=experts)
-    _groups(table, kv, experts, groups, table.int(f"{name}.expert_group_used_count", groups, low=1))
+    read_groups(table, kv, experts, groups, table.int(f"{name}.expert_group_used_count", groups, low=1))
     if table.str(f"{name}.rope.scaling.type", "none") == "yarn":
         # the published models scale the attention scores, and do not scale the rotated queries and keys
         factor = table.number(f"{name}.rope.scaling.factor", above=0.0)

@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, str] = {
     "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
-    "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu",
+    "quick_gelu": "quick_gelu", "relu": "relu", "relu2": "relu2", "silu": "silu", "swish": "silu",
 }
 #: Every activation of mpool, once.
 ALL_ACTIVATIONS = tuple(dict.fromkeys(ACTIVATIONS.values()))

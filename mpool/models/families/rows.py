@@ -14,12 +14,14 @@ from ..spec import Value
 class Tensor:
     """A tensor of an architecture.
 
-    In names, ``{}`` stands for the layer number and ``{x}`` for the expert number (of experts with separate tensors).
+    In names, ``{}`` stands for the layer number and ``{x}`` for the expert number (of experts with separate tensors);
+    ``{2x}`` and ``{2x+1}`` stand for the numbers of an expert's slices, in a tensor with two slices per expert.
     If layers are stored in groups of ``inner`` (a size of the model), ``{g}`` and ``{i}`` stand for the number of the
     group and the layer's number within it.
     ``|`` separates the alternative names that files of different origin use. A name that begins with ``/`` is used
     without the prefix of the family. ``name[i]`` is slice i of the fused tensor ``name``, which is a concatenation of
-    slices along its first dimension. Every slice needs a row. A slice whose row has no GGUF name is not loaded.
+    slices along its first dimension, or along the first two dimensions. Every slice needs a
+    row. A slice whose row has no GGUF name is not loaded.
 
     Attributes:
         hf: name in a transformers folder; empty if folders do not have the tensor.

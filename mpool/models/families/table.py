@@ -20,6 +20,7 @@ from . import (
     llama,
     modernbert,
     mpnet,
+    nemotron,
     nomic,
     olmo,
     phi,
@@ -34,6 +35,7 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
                                   *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *qwen_next.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS,
-                                  *granite.ROWS, *phi.ROWS, *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS)
+                                  *granite.ROWS, *phi.ROWS, *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS,
+                                  *nemotron.ROWS)
 
 __all__ = ["ROWS"]

@@ -172,11 +172,11 @@ def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, path: str) -> No
                                   got=f"{len(values):,} values" if values else "an empty list",
                                   allowed=f"{layers:,} values, one per layer" if values else "one value per layer")
             sizes: list[Any] = list(values)
-            if suffix == "attention.head_count_kv" and suffix in row.handled:
-                sizes = [size for size in sizes if size] or sizes  # 0: the layer has no attention
+            if suffix in row.handled:
+                sizes = [size for size in sizes if size] or [1]  # 0: the layer has no such block
             if suffix == "attention.head_count_kv" and 0 in sizes:
-                raise Unsupported(f"{path}: some layers have no KV heads and are state-space layers (Mamba); mpool "
-                                  "supports models in which every layer has attention")
+                raise Unsupported(f"{path}: some layers have no KV heads, and so no attention; mpool supports {a} only "
+                                  "with attention in every layer")
             if any(size != sizes[0] for size in sizes):
                 raise Unsupported(f"{path}: {suffix} differs between layers; mpool supports layers of equal size")
             kv[f"{a}.{suffix}"] = sizes[0]

@@ -172,6 +172,16 @@ def _granite(settings: Settings) -> None:
     settings.put("logit_scale", 1.0 / settings.number("output_scale", 1.0))
 
 
+def _granitehybrid(settings: Settings) -> None:
+    """Write a model without Mamba layers and experts. The others keep their settings, which are refused."""
+    _granite(settings)
+    if f"{settings.architecture}.expert_count" in settings.keys:
+        settings.refuse("expert_count")
+    layers = settings.integer("block_count")
+    rotated = settings.take("rope_layers", [0] * layers)
+    settings.put("rope.scaling.finetuned", rotated == [0] * layers)
+
+
 def _gemma(settings: Settings) -> None:
     name, layers = settings.architecture, settings.integer("block_count")
     is_gemma3, width = name == "gemma3", settings.integer("embedding_length")
@@ -251,6 +261,7 @@ EXPORTS = {
     "qwen3moe": Export(_qwen3moe),
     "smollm3": Export(_smollm3, interleaved=("attn_q", "attn_k")),
     "granite": Export(_granite, interleaved=("attn_q", "attn_k")),
+    "granitehybrid": Export(_granitehybrid, interleaved=("attn_q", "attn_k")),
     "phi3": Export(_phi3, fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
                    windows=True),
     "deepseek2": Export(_deepseek2, split=_latent_halves, rope_neox=False, rope_factors=False, yarn_scales_rope=False),

@@ -144,6 +144,15 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                        {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
                         "logits_scaling": 4.0, "num_local_experts": 0, "num_experts_per_tok": 0,
                         "shared_intermediate_size": 112, "position_embedding_type": "rope", "mamba_n_heads": 8}),
+    "granitehybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                      {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
+                       "logits_scaling": 4.0, "num_local_experts": 5, "num_experts_per_tok": 2,
+                       "shared_intermediate_size": 56, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 21}),
+    "granitehybrid_dense": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                            {"attention_multiplier": 0.1, "num_local_experts": 0, "num_experts_per_tok": 0,
+                             "shared_intermediate_size": 112, "position_embedding_type": "rope", "mamba_n_heads": 3,
+                             "mamba_expand": 1, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_conv_bias": False,
+                             "mamba_proj_bias": True, "attention_bias": True, "time_step_limit": (0.4, 0.9)}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {"sliding_window": 90}),
     "phi3_partial": ("Phi3Config", "Phi3ForCausalLM",
                      {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
@@ -193,10 +202,23 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                       {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "num_dense_layers": 0,
                        "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
                        "routed_scaling_factor": 1.7}),
+    "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM",
+                   {"head_dim": 16, "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                    "moe_shared_expert_intermediate_size": 28, "routed_scaling_factor": 1.7, "mamba_num_heads": 4,
+                    "mamba_head_dim": 19, "n_groups": 2, "ssm_state_size": 21,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "nemotron_h_dense": ("NemotronHConfig", "NemotronHForCausalLM",
+                         {"head_dim": 26, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
+                          "topk_group": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 28,
+                          "norm_topk_prob": False, "mlp_bias": True}),
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
                "granite_hybrid": ["attention"] * 3,
+               "granitehybrid": ["full_attention", "linear_attention", "linear_attention"],
+               "granitehybrid_dense": ["full_attention", "linear_attention", "full_attention"],
+               "nemotron_h": ["full_attention", "linear_attention", "moe"],
+               "nemotron_h_dense": ["full_attention", "moe", "mlp"],
                "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
                "qwen3next": ["full_attention", "linear_attention", "linear_attention"],
                "qwen35": ["full_attention", "linear_attention", "linear_attention"],
@@ -210,11 +232,11 @@ FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_lon
                 "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
-                "lfm2_biased", "qwen35_biased", "lfm2moe_plain")
+                "lfm2_biased", "qwen35_biased", "lfm2moe_plain", "granitehybrid_dense", "nemotron_h_dense")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.
-LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5}
+LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5, "nemotron_h": 3}
 
 
 #: Default of ``initializer_range`` in transformers, which only training uses.

@@ -41,6 +41,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "smollm3": ("smollm3", {"layers": 5}, "llama-bpe"),
     "granite": ("granite", {"tie": True}, "gpt-2"),
     "granite_biased": ("granite_biased", {}, "smollm"),
+    "granite_hybrid": ("granite_hybrid", {"tie": True}, "gpt-2"),
     "deepseek2": ("deepseek2", {"layers": 3, **LATENT}, "deepseek-v3"),
     "deepseek2_kimi": ("deepseek2_kimi", {"layers": 3, **LATENT}, "deepseek-v3"),
     "deepseek2_lite": ("deepseek2_lite", LATENT, "deepseek-llm"),

@@ -60,7 +60,8 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     if arch != "qwen35moe":  # config.json of published models has no intermediate_size
-        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_feed_forward_length(config.intermediate_size if arch != "nemotron_h_moe" else [
+        config.moe_intermediate_size if kind == "moe" else 0 for kind in config.layer_types])
     writer.add_head_count(config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -72,6 +73,8 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     if arch in ("lfm2", "lfm2moe"):
         writer.add_head_count_kv([0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif arch in MAMBA:
+        _write_mamba(writer, config)
     else:
         writer.add_head_count_kv(1 if arch == "deepseek2" and halves else config.num_key_value_heads)
     if arch == "cohere2":
@@ -114,7 +117,7 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
-    if arch == "granite":
+    if arch in ("granite", "granitehybrid"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
@@ -122,6 +125,43 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+#: Architectures with Mamba-2 layers.
+MAMBA = ("granitehybrid", "nemotron_h_moe")
+
+
+def _write_mamba(writer: Any, config: Any) -> None:
+    """Write the keys of models with Mamba-2 layers."""
+    writer.add_head_count_kv([config.num_key_value_heads if kind == "full_attention" else 0
+                              for kind in config.layer_types])
+    is_granite = config.model_type == "granitemoehybrid"
+    heads, head, state, groups, taps = (getattr(config, key) for key in (
+        ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv") if is_granite else
+        ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")))
+    writer.add_ssm_conv_kernel(taps)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_group_count(groups)
+    writer.add_ssm_inner_size(heads * head)
+    writer.add_ssm_time_step_rank(heads)
+    if is_granite:
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    else:
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+
+
+def _mamba_tensor(name: str, data: np.ndarray, groups: int) -> np.ndarray:
+    """Return a tensor of a Mamba-2 layer as files store it."""
+    if name.endswith("conv1d.weight"):
+        return data[:, 0]
+    if name.endswith(".A_log"):
+        return -np.exp(data)[:, None]
+    if name.endswith(".D"):
+        return data[:, None]
+    return data.reshape(groups, -1) if name.endswith(("mamba.norm.weight", "mixer.norm.weight")) else data
 
 
 def _write_latents(writer: Any, config: Any, halves: bool) -> None:
@@ -180,6 +220,8 @@ def _expert_parts(name: str, data: np.ndarray, interleaved: bool) -> dict[str, n
     kind = "exps.bias" if name.endswith("_bias") else "exps.weight"
     if name.removesuffix("_bias").endswith("down_proj"):
         return {f"down_{kind}": data}
+    if name.endswith("experts.up_proj"):
+        return {f"up_{kind}": data}
     gate, up = (data[:, ::2], data[:, 1::2]) if interleaved else np.split(data, 2, axis=1)
     return {f"gate_{kind}": gate, f"up_{kind}": up}
 
@@ -262,9 +304,10 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
             "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
             "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
-            "qwen3_5_moe_text": "qwen35moe"}.get(config.model_type, config.model_type)
+            "qwen3_5_moe_text": "qwen35moe", "granitemoehybrid": "granitehybrid",
+            "nemotron_h": "nemotron_h_moe"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
-    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
+    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
@@ -311,7 +354,16 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             data = data[0]
         if name.endswith("conv.conv.weight"):
             data = data[:, 0]
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if arch in MAMBA:
+            data = _mamba_tensor(name, data, getattr(config, "mamba_n_groups", None) or config.n_groups)
+        known = name.replace(".dt_bias", ".dt_proj.bias").replace("moe.router.weight", "moe.router.layer.weight")
+        if arch == "nemotron_h_moe":
+            known = known.replace("model.", "backbone.")
+        found = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        if "shared_mlp.input_linear" in name:
+            for part, values in zip(("gate", "up"), np.split(data, 2)):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_shexp.weight", np.ascontiguousarray(values))
+            continue
         assert found is not None, name
         if pairs and (".q_proj." in name or ".k_proj." in name):
             data = _adjacent_pairs(data, config.num_attention_heads if ".q_proj." in name

@@ -152,17 +152,18 @@ def test_layer_sizes_as_a_list() -> None:
 
 
 def test_granite_4() -> None:
-    """A Granite 4 without Mamba layers is a Granite; one with Mamba layers is refused."""
+    """Zero KV heads mean a Mamba layer."""
     hybrid = {name.replace("llama.", "granitehybrid."): value for name, value in LLAMA.items()} | {
         "general.architecture": "granitehybrid", "granitehybrid.attention.head_count_kv": [2, 2],
         "granitehybrid.ssm.conv_kernel": 4, "granitehybrid.rope.scaling.finetuned": True,
         "granitehybrid.logit_scale": 10.0, "granitehybrid.attention.scale": 0.5}
     spec = read(hybrid, llama_shapes()).spec
-    assert spec.architecture == "granite" and spec.kv["granite.attention.head_count_kv"] == 2
+    assert spec.kv["granitehybrid.attention.head_count_kv"] == 2 and "mpool.layer_mixers" not in spec.kv
     assert (spec.kv["mpool.output_scale"], spec.kv["mpool.attention_scale"]) == (0.1, 0.5)
-    for heads in ([0, 2], [0, 0]):
-        with pytest.raises(U, match="state-space layers"):
-            read(hybrid | {"granitehybrid.attention.head_count_kv": heads}, llama_shapes())
+    with pytest.raises(errors.FormatError, match="granitehybrid.ssm.time_step_rank is missing"):
+        read(hybrid | {"granitehybrid.attention.head_count_kv": [0, 2]}, llama_shapes())
+    with pytest.raises(U, match="some layers have attention"):
+        read(hybrid | {"granitehybrid.attention.head_count_kv": [0, 0]}, llama_shapes())
 
 
 @pytest.mark.parametrize("architecture", ["granite", "granitehybrid"])
@@ -170,11 +171,11 @@ def test_granite_without_rope(architecture: str) -> None:
     """``rope.scaling.finetuned`` false means "no RoPE" in llama.cpp, for Granite but for no other family."""
     values = {name.replace("llama.", f"{architecture}."): value for name, value in LLAMA.items()} | {
         "general.architecture": architecture}
-    with pytest.raises(U, match="rope.scaling.finetuned"):
-        read(values | {f"{architecture}.rope.scaling.finetuned": False}, llama_shapes())
-    for more in ({}, {f"{architecture}.rope.scaling.finetuned": True}):
-        assert read(values | more, llama_shapes()).spec.architecture == "granite"
-    assert llama(**{"llama.rope.scaling.finetuned": False}).spec.architecture == "llama"
+    for more, layers in (({}, None), ({"rope.scaling.finetuned": True}, None),
+                         ({"rope.scaling.finetuned": False}, [-1, -1])):
+        found = read(values | {f"{architecture}.{key}": value for key, value in more.items()}, llama_shapes()).spec
+        assert found.kv.get("mpool.rope_layers") == layers
+    assert "mpool.rope_layers" not in llama(**{"llama.rope.scaling.finetuned": False}).spec.kv
 
 
 def test_qwen2() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import math
 from typing import Any
 
 import pytest
@@ -110,13 +111,25 @@ def test_limits_of_debertas_buckets(buckets: int, read: int | None) -> None:
     assert found["kv"].get("mpool.relative_buckets", read) == read
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"num_local_experts": 8}, "num_local_experts"), ({"position_embedding_type": "nope"}, "position_embedding_type"),
-    ({"num_local_experts": None}, "num_local_experts"), ({"layer_types": ["mamba"] * 4}, "layer_types")])
-def test_granites_with_mamba_layers_or_experts_are_refused(change: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize("change, error", [
+    ({"layer_types": ["mamba"] * 4}, errors.Unsupported), ({"layer_types": ["mamba", "attention"]}, errors.FormatError),
+    ({"layer_types": ["rwkv"] * 4}, errors.FormatError)])
+def test_layer_types_of_granite_that_are_refused(change: dict[str, Any], error: type[errors.MpoolError]) -> None:
     base = transformers.CONFIG_MAPPING["granitemoehybrid"](**NEEDED["granitemoehybrid"]).to_dict()
-    with pytest.raises(errors.Unsupported, match=f"config.json: .*{words}"):
+    with pytest.raises(error, match="config.json: layer_types"):
         _read(base | change)
+
+
+@pytest.mark.parametrize("high", [{"__float__": "Infinity"}, math.inf, None])
+def test_limits_of_steps(high: Any) -> None:
+    """Configurations write the usual upper limit as Infinity, or as transformers does now."""
+    base = transformers.CONFIG_MAPPING["granitemoehybrid"](
+        layer_types=["mamba", "attention"], num_hidden_layers=2, num_local_experts=0, num_experts_per_tok=0).to_dict()
+    found = _read(base | {"time_step_limit": [0.25, high or 0.5]})[1]["kv"]
+    assert (found["mpool.step_low"], found.get("mpool.step_high")) == (0.25, None if high else 0.5)
+    for bad in ([0.5, 0.25], [-1, 2], [0.5], [math.inf, math.inf], "x"):
+        with pytest.raises(errors.FormatError, match="time_step_limit"):
+            _read(base | {"time_step_limit": bad})
 
 
 def test_a_huge_scale_of_yarn_is_refused() -> None:

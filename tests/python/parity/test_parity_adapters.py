@@ -76,10 +76,11 @@ def test_targets(tmp_path: Path, targets: tuple[str, ...]) -> None:
     ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
     ("lfm2", ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "w1", "w2", "w3")),
     ("qwen35", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "up_proj")),
-    ("qwen3next", ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"))])
+    ("qwen3next", ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj")),
+    ("granitehybrid", ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear"))])
 def test_other_modules(tmp_path: Path, family: str, targets: tuple[str, ...]) -> None:
     """Phi-3 has one matrix for queries, keys and values, and one for gate and up. LFM2 has short convolutions, Qwen3.5
-    and Qwen3-Next have gated delta nets."""
+    and Qwen3-Next have gated delta nets, Granite 4 H has Mamba-2."""
     model = paritymodels.decoder(family, 2, vocab=VOCAB)
     randomise(model, 4)
     folder = save(tmp_path / "base", model)

@@ -18,7 +18,7 @@ VOCAB, PAIR, LARGE = 96, 1, 100.0
 
 def _attention(model: Any) -> list[Any]:
     """Return the attention of the layers that have it."""
-    return [layer.self_attn for layer in model.model.layers if hasattr(layer, "self_attn")]
+    return [layer.self_attn for layer in model.model.layers if getattr(layer, "self_attn", None)]
 
 
 def _key_norm(own: Any) -> Any:
@@ -45,14 +45,16 @@ def plant(model: Any) -> None:
 CASES = [("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_biased", True), ("qwen3", False),
          ("qwen3", True), ("qwen3_biased", False), ("gemma3", False), ("smollm3_biased", False),
          ("qwen3moe", False), ("gpt_oss", False), ("granite_biased", False), ("gemma2_biased", False),
-         ("olmo2", False), ("cohere2_biased", False), ("lfm2", False), ("qwen2moe_dense", False)]
+         ("olmo2", False), ("cohere2_biased", False), ("lfm2", False), ("qwen2moe_dense", False),
+         ("granitehybrid_dense", False)]
 #: Largest errors of models with norms of keys, and of those with biases.
 NORMS, BIASES = 0.015, 0.035
 #: Largest errors of models whose experts magnify errors, or whose scales reduce them. Without the factors of keys, the
 #: errors are 0.13, 0.21 and 0.0042.
 OTHERS = {"qwen3moe": 0.06, "gpt_oss": 0.1, "granite_biased": 0.0015}
 #: Rows of archs.def whose models have no factors (decoder/balance.c).
-WITHOUT = {"deepseek2": "latent attention", "phi3": "neither norms of keys nor biases"}
+WITHOUT = {"deepseek2": "latent attention", "phi3": "neither norms of keys nor biases",
+           "nemotron_h": "neither norms of keys nor biases"}
 
 
 def _has_factors(model: Any) -> bool:
