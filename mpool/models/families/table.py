@@ -9,7 +9,10 @@ from . import (
     deberta,
     deepseek,
     embedders,
+    ernie,
+    exaone,
     gemma,
+    glm,
     gpt_oss,
     granite,
     gte,
@@ -18,6 +21,7 @@ from . import (
     jina_v5,
     lfm,
     llama,
+    mistral,
     modernbert,
     mpnet,
     nemotron,
@@ -26,6 +30,7 @@ from . import (
     phi,
     qwen_moe,
     qwen_next,
+    seed_oss,
     smollm,
 )
 from .rows import Architecture
@@ -36,6 +41,7 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *qwen_next.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS,
                                   *granite.ROWS, *phi.ROWS, *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS,
-                                  *nemotron.ROWS)
+                                  *nemotron.ROWS,
+                                  *mistral.ROWS, *glm.ROWS, *ernie.ROWS, *exaone.ROWS, *seed_oss.ROWS)
 
 __all__ = ["ROWS"]
