@@ -41,13 +41,17 @@ def _feed_forward(when: str = "") -> tuple[Tensor, ...]:
             *layer(f"{_MLP}.w2", "ffn_down", "DF", when=when))
 
 
+_ROUTER = (*layer(f"{_MLP}.gate", "ffn_gate_inp", "XD", when="in sparse"),
+           Tensor(f"{_MLP}.expert_bias", "blk.{}.exp_probs_b.bias", "X", "if corrected in sparse"))
 _EXPERTS = (
-    *layer(f"{_MLP}.gate", "ffn_gate_inp", "XD", when="in sparse"),
-    Tensor(f"{_MLP}.expert_bias", "blk.{}.exp_probs_b.bias", "X", "if corrected in sparse"),
+    *_ROUTER,
     *(row for name, part, shape in (("w1", "gate", "ND"), ("w3", "up", "ND"), ("w2", "down", "DN"))
       for row in (*layer(f"{_MLP}.experts.{{x}}.{name}", f"ffn_{part}.{{x}}", shape, when="folder in sparse"),
                   Tensor("", f"blk.{{}}.ffn_{part}_exps.weight", f"X{shape}", "in sparse"))),
 )
+#: Folders that transformers saves with ``save_original_format=False`` have one tensor for all experts of a layer.
+_JOINED = (*_ROUTER, Tensor(f"{_MLP}.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight", "XGD", "in sparse"),
+           Tensor(f"{_MLP}.experts.down_proj", "blk.{}.ffn_down_exps.weight", "XDN", "in sparse"))
 #: Number that the network adds to the sum of the chosen experts' scores before it divides by it.
 _EPSILON = 1e-6
 #: Keys of published files that transformers does not read -> values of its network.
@@ -155,7 +159,8 @@ def _complete_moe(table: Fields, name: str, kv: dict[str, Value]) -> None:
 def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
     """Return the sizes of convolutions, and the layers with convolutions and with attention as bits."""
     conv, every = sum(1 << i for i, mixer in enumerate(kv["mpool.layer_mixers"]) if mixer), (1 << size["layers"]) - 1
-    return {"1": 1, "L": kv[f"{a}.shortconv.l_cache"], "B": 3 * size["D"], "conv": conv, "attention": ~conv & every,
+    return {"1": 1, "G": 2 * size["N"], "L": kv[f"{a}.shortconv.l_cache"], "B": 3 * size["D"], "conv": conv,
+            "attention": ~conv & every,
             "sparse": every & ~((1 << kv.get(f"{a}.leading_dense_block_count", 0)) - 1),
             "corrected": int(kv.get("mpool.expert_corrected", False))}
 
@@ -169,9 +174,11 @@ def _row(name: str, *others: Any, handled: tuple[str, ...] = (), **more: Any) ->
 
 ROWS = (
     _row("lfm2", ("Lfm2ForCausalLM",), (*_SHARED, *_feed_forward()), read=_read, complete=_complete),
-    _row("lfm2moe", ("Lfm2MoeForCausalLM",), (*_SHARED, *_feed_forward("in dense"), *_EXPERTS), read=_read_moe,
-         complete=_complete_moe, model_types=("lfm2_moe",),
-         handled=("expert_count", "expert_used_count", "expert_gating_func", "expert_weights_scale")),
+    *(_row("lfm2moe", ("Lfm2MoeForCausalLM",), (*_SHARED, *_feed_forward("in dense"), *experts), read=_read_moe,
+           complete=_complete_moe, model_types=("lfm2_moe",), marker=marker,
+           handled=("expert_count", "expert_used_count", "expert_gating_func", "expert_weights_scale"))
+      for experts, marker in ((_EXPERTS, ("", "")),
+                              (_JOINED, ("feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight")))),
     _row("lfm2_embedding", ("Lfm2Model", "Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"),
          (*(tensor for tensor in _SHARED if tensor.when not in ("tied", "gguf")), *_feed_forward(),
           Tensor("", "output.weight", "VD", "gguf")),

@@ -170,6 +170,17 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
         assert rows.argmax(1).tolist() == [*map(int, generated)]
 
 
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    model = paritymodels.decoder("lfm2moe", 2, vocab=157)
+    randomise(model, 4)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    write_tokenizer(tmp_path, 157)
+    tokens = np.random.default_rng(7).integers(2, 157, 30)
+    with mpool.Pool() as pool, torch.no_grad():
+        assert np.abs(logits(pool, str(tmp_path), tokens, "float32")
+                      - model(torch.tensor([tokens])).logits[0].numpy()).max() <= TOLERANCE
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("family", [*ARCHITECTURES, "llama_mistral", "phi3_long", "llama_biased", "llama_heads2",
                                     "llama_heads12", "llama_heads100", "qwen3_biased", "qwen3moe_dense"])
