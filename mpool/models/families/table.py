@@ -9,6 +9,7 @@ from . import (
     deberta,
     deepseek,
     embedders,
+    falcon,
     gemma,
     gpt_oss,
     granite,
@@ -36,6 +37,6 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *qwen_next.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS,
                                   *granite.ROWS, *phi.ROWS, *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS,
-                                  *nemotron.ROWS)
+                                  *nemotron.ROWS, *falcon.ROWS)
 
 __all__ = ["ROWS"]
