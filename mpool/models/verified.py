@@ -152,6 +152,7 @@ ROWS = (
     _decoder("lfm2", "LFM2, LFM2.5"),
     _decoder("lfm2moe", "LFM2-MoE: LFM2-8B-A1B"),
     _decoder("nemotron_h", "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano", gguf="transformers"),
+    _decoder("falcon_h1", "Falcon-H1", gguf="transformers"),
     _image("dinov2", "DINOv2", "transformers, ONNX Runtime",
            ("parity/test_parity_dino.py::test_real_dino_against_onnx_runtime",)),
     _image("dinov2_with_registers", "DINOv2 with registers"),
