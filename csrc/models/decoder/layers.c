@@ -316,7 +316,8 @@ mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const
     model->last_mixed = -1;
     for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
         const mp_mixer_ops *const mixer = mixes[i] == ATTENTION ? attention : mixers[mixes[i]];
-        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset, gated, one_norm, beside, (float)gate_scale, (float)ffn_scale, mixer};
+        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset, gated, one_norm, beside,
+                                        (float)gate_scale, (float)ffn_scale, mixer};
         MP_TRY(read_layer(&reader, dense[i], (mp_layer_has)has[i], &model->layers[i], error));
         if (mp_layer_mixer(&model->layers[i], 0, NULL))
             model->last_mixed = i;

@@ -31,20 +31,20 @@ _FIXED: dict[str, tuple[object, ...]] = {key: (None, False) for key in ("attenti
 
 def _factors(config: Fields, key: str, count: int) -> list[float]:
     found = config.list(key, [1.0] * count, limit=64)
-    if len(found) != count or any(type(one) not in (int, float) or not 0 < one < 1e9 for one in found):
-        config.fail(key, f"{len(found)} values", f"{count} numbers above 0")
+    if len(found) != count or any(type(one) not in (int, float) or not 0 < one <= 1e6 for one in found):
+        config.fail(key, f"{len(found)} values", f"{count} numbers above 0, at most 1e6")
     return [float(one) for one in found]
 
 
 def _read(config: Fields, row: Architecture) -> Config:
     kv, used = read_common(config, row, acts=("silu",))
     a = row.name
-    scale = {key: config.number(f"{key}_multiplier", 1.0, above=0.0) for key in (
+    scale = {key: config.number(f"{key}_multiplier", 1.0, above=0.0, most=1e6) for key in (
         "embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")}
     hidden, head = cast(int, kv[f"{a}.embedding_length"]), cast(int, kv[f"{a}.rope.dimension_count"])
     gate, down = _factors(config, "mlp_multipliers", 2)
     kv["mpool.embedding_scale"], kv["mpool.output_scale"] = scale["embedding"], scale["lm_head"]
-    kv["mpool.attention_scale"] = scale["attention_in"] ** 2 * scale["key"] / math.sqrt(head)
+    kv["mpool.attention_scale"] = scale["attention_in"] ** 2 * scale["key"] / math.sqrt(max(1, head))
     kv["mpool.mixed_scale"] = scale["attention_in"] * scale["attention_out"]
     kv["mpool.recurrent_scale"], kv["mpool.gate_scale"], kv["mpool.ffn_scale"] = scale["ssm_out"], gate, down
     kv["mpool.ssm_scales"] = [scale["ssm_in"] * one for one in _factors(config, "ssm_multipliers", 5)]
