@@ -65,11 +65,11 @@ def event_names() -> list[str]:
 def want_events(kinds: int) -> None:
     """Record events of these kinds (one bit each) from now on, and no others."""
 
-def drain_events() -> list[tuple[int, int, str, int, int, str, float]]:
+def drain_events() -> list[tuple[int, int, str, int, int, str, float, str]]:
     """Take the recorded events, oldest first.
 
     Fields: registry number, kind, key, worker (0 = none), request (0 = none), status name, seconds of
-    ``time.monotonic()``.
+    ``time.monotonic()``, cause (of ``fail``; else empty).
     """
 
 def events_dropped() -> int:

@@ -437,13 +437,16 @@ static PyObject *drain_events(PyObject *module, PyObject *none) {
     mp_event event;
     while (list && mp_events_take(&event)) {
         PyObject *key = PyUnicode_DecodeUTF8(event.key, (Py_ssize_t)strlen(event.key), "replace");
-        PyObject *row = key ? Py_BuildValue("(KiOIKsd)", (unsigned long long)event.registry, (int)event.kind, key,
+        PyObject *cause = PyUnicode_DecodeUTF8(event.cause, (Py_ssize_t)strlen(event.cause), "replace");
+        PyObject *row = key && cause
+                            ? Py_BuildValue("(KiOIKsdO)", (unsigned long long)event.registry, (int)event.kind, key,
                                             event.worker, (unsigned long long)event.request,
-                                            mp_status_find(event.status)->name, (double)event.time_ns * 1e-9)
+                                            mp_status_find(event.status)->name, (double)event.time_ns * 1e-9, cause)
                             : NULL;
         if (!row || PyList_Append(list, row) < 0)
             Py_CLEAR(list);
         Py_XDECREF(row);
+        Py_XDECREF(cause);
         Py_XDECREF(key);
     }
     MP_END_EXCLUSIVE();
@@ -576,7 +579,7 @@ static PyMethodDef functions[] = {
     {"event_names", event_names, METH_NOARGS, "Kinds of events, in the order of their bits."},
     {"want_events", want_events, METH_O, "Record events of these kinds (one bit each) from now on."},
     {"drain_events", drain_events, METH_NOARGS,
-     "Take the recorded events, oldest first: registry number, kind, key, worker, request, status, seconds."},
+     "Take the recorded events, oldest first: registry number, kind, key, worker, request, status, seconds, cause."},
     {"events_dropped", events_dropped, METH_NOARGS, "Number of events that were dropped because the queue was full."},
     {"tenant_number", tenant_number, METH_O, "Number of a tenant in this process, from its name as bytes."},
     {"are_current", are_current, METH_O,

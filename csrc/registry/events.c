@@ -20,7 +20,7 @@ const char *mp_event_name(mp_event_kind kind) {
 void mp_events_want(uint32_t kinds) { atomic_store_explicit(&mp_events_wanted, kinds, memory_order_relaxed); }
 
 void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker, uint64_t request,
-                      mp_status status) {
+                      mp_status status, const char *cause) {
     uint64_t position;
     mp_event *event = mp_mpsc_claim(&ring, &position);
     if (!event)
@@ -32,6 +32,7 @@ void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, ui
                         .kind = kind,
                         .status = status};
     strncpy(event->key, key, sizeof(event->key) - 1);
+    strncpy(event->cause, cause, sizeof(event->cause) - 1);
     mp_mpsc_publish(&ring, position);
 }
 

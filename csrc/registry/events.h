@@ -31,6 +31,7 @@ typedef struct mp_event {
     mp_event_kind kind;
     mp_status status;
     char key[256];
+    char cause[sizeof((mp_error *)0)->message]; /* why a worker failed, for people; empty for other kinds */
 } mp_event;
 
 extern _Atomic uint32_t mp_events_wanted; /* one bit per kind */
@@ -38,11 +39,15 @@ extern _Atomic uint32_t mp_events_wanted; /* one bit per kind */
 /* Enable these kinds (one bit each) and disable the others; none is enabled at start-up. */
 void mp_events_want(uint32_t kinds);
 void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker, uint64_t request,
-                      mp_status status);
+                      mp_status status, const char *cause);
 static inline void mp_events_post(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker,
                                   uint64_t request, mp_status status) {
     if (atomic_load_explicit(&mp_events_wanted, memory_order_relaxed) >> kind & 1)
-        mp_events_record(kind, registry, key, worker, request, status);
+        mp_events_record(kind, registry, key, worker, request, status, "");
+}
+static inline void mp_events_post_fail(uint64_t registry, const char *key, uint32_t worker, const mp_error *error) {
+    if (atomic_load_explicit(&mp_events_wanted, memory_order_relaxed) >> MP_EVENT_FAIL & 1)
+        mp_events_record(MP_EVENT_FAIL, registry, key, worker, 0, error->code, error->message);
 }
 /* Take the oldest event off the ring. Returns false when the ring is empty. Must be called by one thread at a time. */
 bool mp_events_take(mp_event *event);

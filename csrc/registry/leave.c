@@ -46,7 +46,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     mp_mutex_unlock(&entry->lock);
 
     log_death(worker, error, 0, count);
-    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, error->code);
+    mp_events_post_fail(services->number, entry->key, worker->id, error);
     if (threads)
         mp_cpu_allocator_write_off(services->allocator_pinned, &cores);
     if (runnable)
@@ -125,8 +125,10 @@ void mp_worker_leave(mp_worker *worker) {
         if (!sound)
             log_death(worker, &worker->fault, worker->fault_retried, worker->fault_failed);
         mp_count(services, MP_METRIC_workers_evicted, 1);
-        mp_events_post(sound ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
-                       worker->fault.code);
+        if (sound)
+            mp_events_post(MP_EVENT_EVICT, services->number, entry->key, worker->id, 0, MP_OK);
+        else
+            mp_events_post_fail(services->number, entry->key, worker->id, &worker->fault);
     }
     mp_entry_finalize(entry, worker);
     mp_worker_destroy(worker);

@@ -333,7 +333,7 @@ bool mp_worker_start(mp_worker *worker) {
         return true;
     if (dead || worker->unwanted)
         return false;
-    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, status);
+    mp_events_post_fail(services->number, entry->key, worker->id, &error);
     if (!off)
         mp_log(status == MP_MEMORY_EXHAUSTED ? MP_LOG_WARNING : MP_LOG_ERROR, "Loading %s failed (stage: %s): %s",
                entry->key, stage, error.message);

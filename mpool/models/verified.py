@@ -134,7 +134,7 @@ ROWS = (
     _decoder("qwen3moe", "Qwen3 MoE, Qwen3-Coder"),
     _decoder("qwen2moe", "Qwen2 MoE, Qwen1.5 MoE"),
     _decoder("qwen3next", "Qwen3-Next, Qwen3-Coder-Next"),
-    _decoder("qwen35", "Qwen3.5 and 3.6 without experts (text only)",
+    _decoder("qwen35", "Qwen3.5, 3.6 and 3.8 without experts (text only)",
              more=("models/test_published.py::test_text_decoder_of_qwen3_5_with_vision",)),
     _decoder("qwen35moe", "Qwen3.5, 3.6 and 3.8 with experts (text only)",
              more=("models/test_published.py::test_text_decoder_of_qwen3_5_with_vision",

@@ -45,7 +45,7 @@ class PoolEvent:
             for worker events, and for requests that were refused before they had a number.
         status: ``"OK"``, or the name of the error.
         timestamp: seconds of ``time.monotonic()``.
-        reason: the problem, for ``"degraded"``; else None.
+        reason: text for people: the problem, for ``"degraded"``; the cause, for ``"fail"``; else None.
     """
 
     event: str
@@ -111,11 +111,12 @@ def deliver() -> None:
     if not rows:
         return
     pools = {pool._registry.number(): pool for pool in hosts() if pool._registry is not None}
-    for number, kind, key, worker, request, status, seconds in rows:
+    for number, kind, key, worker, request, status, seconds, cause in rows:
         pool = pools.get(number)
         if pool is None:
             continue
-        _call(pool, PoolEvent(KINDS[kind], key, worker or None, request or None, status, seconds))
+        _call(pool, PoolEvent(KINDS[kind], key, worker or None, request or None, status, seconds,
+                              cause or None))
 
 
 def _call(pool: Host, found: PoolEvent) -> None:

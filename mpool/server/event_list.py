@@ -5,8 +5,6 @@ Refusals have a list of their own: clients choose how many there are, and must n
 
 from __future__ import annotations
 
-import logging
-import re
 import threading
 import time
 from collections import deque
@@ -19,7 +17,6 @@ from .. import errors
 from ..errors import sentence
 from ..runtime import metrics
 from ..runtime.history import NAME
-from ..runtime.logs import pool_log
 from ..stores import STORES
 from .errors import CODE_OF_NAME, memory_text
 
@@ -41,41 +38,9 @@ _UNLOADED = {
     "call": "A client or the program asked for it.", "fault": "Its workers failed.",
     "changed_files": "Its files changed: the next request loads the new ones.",
 }
-#: The core's record of a death; the records are drained before the events.
-_DEATH = re.compile(r"Worker (\d+) for .*; cause: (.*)", re.DOTALL)
-#: The core's record of a failed load.
-_NO_LOAD = re.compile(r"(?:Loading (.*?) failed \(stage: [^)]*\)|A worker for (.*?) failed to start): (.*)", re.DOTALL)
 #: Name of an error -> what it means: the first sentence of the class's documentation.
 _MEANINGS = {found.name: (found.__doc__ or "").split("\n")[0] for found in vars(errors).values()
              if isinstance(found, type) and issubclass(found, errors.MpoolError)}
-
-
-class _Causes(logging.Handler):
-    """The causes of the last deaths of workers and of failed loads, which the core states only in its log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.by_worker: dict[int, str] = {}
-        self.by_model: dict[str, str] = {}  # loads that failed, by core key
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the cause if the record states one."""
-        text = record.getMessage()
-        found, failed = _DEATH.match(text), _NO_LOAD.match(text)
-        if found is not None:
-            _keep(self.by_worker, int(found[1]), sentence(found[2]))
-        elif failed is not None:
-            _keep(self.by_model, failed[1] or failed[2], sentence(failed[3]))
-
-
-def _keep(causes: dict[Any, str], of: Any, cause: str) -> None:
-    if len(causes) >= KEPT:
-        del causes[next(iter(causes))]
-    causes[of] = cause
-
-
-#: For all servers of the process: the numbers of workers are unique in it.
-_causes = _Causes()
 
 
 class ServerEvent(Struct):
@@ -125,7 +90,6 @@ class EventList:
         if self._started or self._pool.closed:
             return
         self._started = True
-        pool_log.addHandler(_causes)  # idempotent
         for kind, handler in (("ready", self._ready), ("evict", self._evicted), ("fail", self._failed)):
             self._pool.on(kind, handler)  # type: ignore[arg-type]
         for row in metrics.sample(self._pool)[1]:
@@ -205,14 +169,11 @@ class EventList:
         workers.discard(event.worker_id or 0)
         if not workers:  # its replacement loads the model again
             self._loaded.discard(event.model)
-        if served:
-            cause = _causes.by_worker.pop(event.worker_id or 0, None)
-        else:
-            cause = _causes.by_model.get(event.model)  # a load that is tried again has two records before its events
-            if cause is not None and event.status == errors.MemoryExhausted.name:
-                cause = memory_text(cause)
-            if cause is not None and "/" in cause:  # a path, which only the log may have
-                cause = None
+        cause = sentence(event.reason) if event.reason else ""
+        if not served and event.status == errors.MemoryExhausted.name:
+            cause = memory_text(cause)
+        if not served and "/" in cause:  # a path, which only the log may have
+            cause = ""
         self.add("death" if served else "load_failed", event.model, cause or _MEANINGS.get(event.status, ""),
                  event.status, worker=event.worker_id)
 

@@ -133,7 +133,9 @@ VARIANTS: dict[str, Variant] = {
                      binding=True, library=True, link_flags=["-dynamiclib", "-Wl,-undefined,dynamic_lookup"]),
     # The registry and the tiers below it, with threads as fibres (tests/c/sim.h).
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
-                   core=["base/", "registry/", "models/requests/", "models/capability.c"], tests=["sim"],
+                   core=["base/", "registry/", "models/requests/", "models/capability.c", "models/cache_key.c",
+                         *(f"models/generation/{name}.c" for name in ("cache_parts", "kv_arena", "kv_cache",
+                                                                      "prefix_cache", "states"))], tests=["sim"],
                    link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"], planted=True),
     # For 64-bit ARM, run by qemu-user. The variable QEMU_CPU chooses the processor: max (all features that qemu
     # supports; the default), cortex-a76 (dotprod), cortex-a53 or cortex-a72 (NEON alone).

@@ -243,20 +243,23 @@ static inline void tiny_gated_delta_keys(mp_spec *spec, const char *arch) {
     tiny_arch_int(spec, arch, "ssm.inner_size", TINY_VALUES * TINY_DV);
 }
 
-static inline void tiny_gated_delta(tiny_file *file, const mp_dtype *types, int type_count, int layer) {
+/* joined: with the joined projections of Qwen3-Next. */
+static inline void tiny_gated_delta(tiny_file *file, const mp_dtype *types, int type_count, int layer, bool joined) {
     enum { INNER = TINY_VALUES * TINY_DV, CHANNELS = 2 * TINY_KEYS * TINY_DK + INNER };
     const struct {
         const char *name;
         int rows, columns;
         float size, centre;
-    } tensors[] = {{"attn_qkv.weight", CHANNELS, TINY_HIDDEN, 0.1f, 0},
-                   {"attn_gate.weight", INNER, TINY_HIDDEN, 0.1f, 0},
-                   {"ssm_beta.weight", TINY_VALUES, TINY_HIDDEN, 0.3f, 0},
-                   {"ssm_alpha.weight", TINY_VALUES, TINY_HIDDEN, 0.3f, 0},
+    } tensors[] = {{joined ? "ssm_in.weight" : "attn_qkv.weight", CHANNELS + joined * INNER, TINY_HIDDEN, 0.1f, 0},
+                   {"attn_gate.weight", joined ? 0 : INNER, TINY_HIDDEN, 0.1f, 0},
+                   {joined ? "ssm_ba.weight" : "ssm_beta.weight", TINY_VALUES * (joined ? 2 : 1), TINY_HIDDEN, 0.3f, 0},
+                   {"ssm_alpha.weight", joined ? 0 : TINY_VALUES, TINY_HIDDEN, 0.3f, 0},
                    {"ssm_conv1d.weight", CHANNELS, TINY_TAPS, 1, 0}, {"ssm_a_log", 1, TINY_VALUES, 1, -1.5f},
                    {"ssm_dt.bias", 1, TINY_VALUES, 1, 0}, {"ssm_norm.weight", 1, TINY_DV, 0.3f, 1}};
     char name[64];
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        if (tensors[i].rows == 0)
+            continue;
         snprintf(name, sizeof name, "blk.%d.%s", layer, tensors[i].name);
         tiny_tensor(file, name, i < 4 ? types[(layer + (int)i) % type_count] : MP_F32, tensors[i].rows,
                     tensors[i].columns, tensors[i].size, tensors[i].centre);
@@ -459,7 +462,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         if (kind->mixers && kind->mixers[l] == 1)
             tiny_short_conv(&file, types, type_count, l);
         if (kind->mixers && kind->mixers[l] == 2)
-            tiny_gated_delta(&file, types, type_count, l);
+            tiny_gated_delta(&file, types, type_count, l, strcmp(kind->arch, "qwen3next") == 0);
         if (kind->mixers && kind->mixers[l] == 3)
             tiny_mamba2(&file, types, type_count, l);
         for (int e = 0; e + 1 < kind->experts; e++)

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "sim_states.h"
+
 static const uint64_t MS = 1000 * 1000;
 /* A request may be admitted this long after its deadline: the registry may have checked just before the deadline. */
 static const uint64_t LATE_NS = 2 * 1000 * 1000;
@@ -19,6 +21,8 @@ typedef struct fake_engine {
     mp_budget *budget;
     int used, admitted, inside;
     uint64_t caches;
+    mp_budget own; /* memory of `parts`: enough for one request, not for all */
+    mp_prefix_cache parts; /* if model->states */
     bool gone, parked; /* parked: plan() found nothing to do */
     mp_error lost;
     mp_item *offered[MP_PLAN_MAX]; /* items passed to the current plan() or admit() */
@@ -34,7 +38,13 @@ typedef struct fake_model {
 
 typedef struct fake_state { /* state of an item from admit to retire, also while it is preempted */
     int memory;
+    sim_sequence *sequence; /* NULL: not begun yet */
 } fake_state;
+
+static void free_state(fake_state *state) {
+    sim_sequence_destroy(state->sequence);
+    mp_free(state);
+}
 
 /* --- engine --- */
 
@@ -101,7 +111,7 @@ static void abandon(mp_item *item) {
     sim_call *call = (sim_call *)item->request;
     SIM_CHECK(call->saved == 1 && !call->admitted);
     call->saved = 0;
-    mp_free(item->state);
+    free_state(item->state);
     item->state = NULL;
 }
 
@@ -162,6 +172,8 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
         return;
     engine->used -= state->memory;
     engine->admitted--;
+    if (state->sequence)
+        mp_cached_drop(&state->sequence->cached, &engine->parts);
     SIM_CHECK(engine->used >= 0 && engine->admitted >= 0);
     call->admitted = 0;
     call->waits = engine->parked = false;
@@ -171,7 +183,7 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
         item->abandon = abandon;
         return;
     }
-    mp_free(state);
+    free_state(state);
     item->state = NULL;
     if (!call->finished)
         call->done = 0;
@@ -222,6 +234,15 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     leave(engine);
     for (int i = 0; i < n; i++)
         maybe_cancel(items[i]);
+}
+
+/* Computes the rows of a request up to its first `units` units. */
+static bool compute_parts(fake_engine *engine, mp_item *item, uint32_t units) {
+    fake_state *state = item->state;
+    const sim_call *call = (const sim_call *)item->request;
+    if (!state->sequence)
+        state->sequence = sim_sequence_create(&engine->parts, item, call->units);
+    return state->sequence && sim_sequence_compute(&engine->parts, state->sequence, units);
 }
 
 static bool compute(mp_lease *lease, uint64_t ns) {
@@ -325,6 +346,11 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             outcomes[i] = MP_OUTCOME_WAIT_MASK;
             continue;
         }
+        if (model->states && !compute_parts(engine, item, call->done + plan->amount[i])) {
+            mp_fail_memory(&item->error, sizeof(uint64_t), "the parts of a fake");
+            outcomes[i] = MP_OUTCOME_WAIT_MEMORY;
+            continue;
+        }
         call->done += plan->amount[i];
         item->cursor = call->done;
         call->shown = call->done;
@@ -391,6 +417,8 @@ static uint64_t engine_trim(mp_engine *base) {
     uint64_t freed = engine->caches;
     mp_budget_give(engine->budget, freed);
     engine->caches = 0;
+    if (engine->model->states)
+        mp_prefix_trim(&engine->parts);
     leave(engine);
     return freed;
 }
@@ -405,6 +433,11 @@ static void engine_destroy(mp_engine *base) {
     enter(engine);
     SIM_CHECK(engine->admitted == 0 && engine->used == 0);
     SIM_CHECK(engine->model->models > 0 && "the model outlives its engines");
+    if (engine->model->states) {
+        mp_prefix_trim(&engine->parts);
+        mp_prefix_deinit(&engine->parts);
+        SIM_CHECK(engine->own.used == 0);
+    }
     mp_budget_give(engine->budget, engine->model->engine_bytes + engine->caches);
     engine->model->engines--;
     mp_free(engine);
@@ -440,6 +473,10 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     engine->base.ops = &ops;
     engine->model = model;
     engine->budget = budget;
+    if (model->states) {
+        engine->own.limit = 4000 + sim_below(6000);
+        sim_states_init(&engine->parts, &engine->own);
+    }
     engine->base.lost = fakes.processes ? engine_lost : NULL;
     mp_error_clear(&engine->lost);
     model->engines++;

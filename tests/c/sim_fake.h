@@ -19,6 +19,7 @@ typedef struct sim_model { /* the model of one loader */
     int threads;                         /* compute threads requested per step */
     uint64_t model_bytes, engine_bytes;
     uint64_t cache_bytes; /* each step adds up to this many bytes to the engine's caches, which trim frees */
+    bool states;          /* engines have real cache parts with states (sim_states.h) */
     bool unhealthy;
     int slices;      /* slices of optional work that are left; each step adds some */
     int stuck_steps; /* number of further steps that stall for stuck_ns without polls */

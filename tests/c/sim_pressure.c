@@ -23,6 +23,7 @@ static void kills_script(sim_model *model) {
     model->loses = 2 + of(50);
     model->kills = 6;
     model->load_ns = 0;
+    model->states = percent(50);
 }
 
 static void kills_call(record *r, mp_submit_options *options) {
@@ -73,6 +74,7 @@ static void thrash_script(sim_model *model) {
     model->model_bytes = percent(50) ? 25000 : 45000;
     model->engine_bytes = 2000;
     model->cache_bytes = percent(50) ? 3000 : 0;
+    model->states = percent(50);
     model->memory = 0;
     model->step_ns = 5 * MS;
 }

@@ -26,16 +26,16 @@ enum { ACTS = sizeof acts / sizeof *acts };
 /* Compare convolutions of two rows, of x, w and b as rows. */
 static void compare_conv(const kt_set *v, const kt_set *ref, mp_test_random *random, const float *x, const float *w,
                          const float *b, int n, const char *what) {
-    const float *const rows[] = {x, w, b, x, w};
-    float *kernel = kt_edge(4 * n), *want = kt_edge(2 * n), *got = kt_edge(2 * n);
-    kt_random(random, kernel, 4 * n);
-    for (int taps = 1; taps <= 4; taps++)
+    const float *const rows[] = {x, w, b, x, w, b, x, w};
+    float *kernel = kt_edge(7 * n), *want = kt_edge(2 * n), *got = kt_edge(2 * n);
+    kt_random(random, kernel, 7 * n);
+    for (int taps = 1; taps <= 7; taps++)
         for (int with = 0; with < 2; with++) {
             ref->call.causal_conv(rows, 0, kernel, n, with ? b : NULL, taps, 2, n, want, n);
             v->call.causal_conv(rows, 0, kernel, n, with ? b : NULL, taps, 2, n, got, n);
             kt_same_matrix(v, want, got, 2, n, n, "causal_conv %s n=%d taps=%d bias=%d", what, n, taps, with);
         }
-    kt_edge_free(kernel, 4 * n);
+    kt_edge_free(kernel, 7 * n);
     kt_edge_free(want, 2 * n);
     kt_edge_free(got, 2 * n);
 }

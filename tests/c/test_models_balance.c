@@ -24,7 +24,7 @@ static void make(balanced *b, int kv, int queries) {
     MP_CHECK(kv * queries <= MAX_HEADS);
     b->group = queries;
     b->shape = (mp_attention_shape){.heads = kv * queries, .kv_heads = kv, .groups = kv, .head_dim = DIM,
-                                    .value_dim = DIM};
+                                    .query_step = DIM, .value_dim = DIM};
     b->model = (mp_decoder){.hidden = HIDDEN, .layer_count = 1, .layers = b->layers, .rope = {{.dim = DIM}}};
     for (int i = 0; i < 3; i++) {
         b->mixers[i].ops = &mp_mixer_attention;

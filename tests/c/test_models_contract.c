@@ -296,6 +296,11 @@ MP_TEST_SECONDS(models_contract_gated_delta_nets, 300) {
     check_kind(&(tiny_kind){.arch = "lfm2", .mixers = mixers});
 }
 
+MP_TEST_SECONDS(models_contract_joined_delta_nets, 300) {
+    static const int64_t mixers[TINY_LAYERS] = {2, 0, 2};
+    check_kind(&(tiny_kind){.arch = "qwen3next", .mixers = mixers});
+}
+
 MP_TEST_SECONDS(models_contract_mamba2, 300) {
     static const int64_t mixers[TINY_LAYERS] = {3, 0, 3};
     check_kind(&(tiny_kind){.arch = "lfm2", .mixers = mixers});

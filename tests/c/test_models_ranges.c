@@ -113,9 +113,9 @@ MP_TEST(models_ranges_of_large_states) {
     MP_CHECK(engine >= small + bytes);
     mp_spec_unpin(spec);
     mp_budget budget = {.limit = bytes - 1};
+    mp_prefix_counters counters = {0};
     mp_states states;
     mp_state *state = NULL;
-    mp_prefix_counters counters = {0};
     mp_states_init(&states, bytes, 1, &budget, 10, &counters);
     MP_CHECK_STATUS(mp_state_create(&states, NULL, &state, &error), MP_MEMORY_EXHAUSTED, &error);
     MP_CHECK(!state && budget.used == 0);

@@ -46,10 +46,10 @@ MP_TEST(models_states_of_least_worth_leave_first) {
 MP_TEST(models_states_begin_with_zeroes) {
     enum { BYTES = 256 };
     mp_budget budget = {.limit = UINT64_MAX};
+    mp_prefix_counters counters = {0};
     mp_error error;
     mp_states states;
     mp_state *state, *copy;
-    mp_prefix_counters counters = {0};
     mp_states_init(&states, BYTES, BYTES, &budget, 10, &counters);
     for (int i = 0; i < 3; i++) {
         MP_CHECK_OK(mp_state_create(&states, NULL, &state, &error), &error);

@@ -37,6 +37,7 @@ static void expect(mp_registry *registry, const char *key, const told *rows, int
         MP_CHECK_INT(event.status, rows[i].status);
         MP_CHECK_INT(event.registry, mp_registry_number(registry));
         MP_CHECK_STR(event.key, key);
+        MP_CHECK_INT(event.cause[0] != 0, event.kind == MP_EVENT_FAIL);
         MP_CHECK(event.time_ns >= last_ns && event.time_ns <= mp_sys_now_ns());
         last_ns = event.time_ns;
     }

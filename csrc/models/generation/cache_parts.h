@@ -43,7 +43,8 @@ void mp_cached_begin(mp_cached *cached, const mp_prefix_cache *cache, mp_cache_s
  * into the memory taken so far. */
 mp_status mp_cached_take(mp_cached *cached, mp_prefix_cache *cache, int *rows, mp_error *error);
 /* Call before the pass over rows for which there is memory. drafts: the last `drafts` of the rows may be rejected;
- * there must be a log for them (mp_cached_take_log), and at most MP_STATE_LOG rows. */
+ * there must be a log for them (mp_cached_take_log), and at most MP_STATE_LOG rows. After the pass, call
+ * mp_cached_publish or mp_cached_wipe; after a pass that was stopped, mp_cached_drop: the state may have some rows. */
 void mp_cached_enter(mp_cached *cached, int drafts);
 /* Takes memory for draft rows of the state, if the model has states. */
 mp_status mp_cached_take_log(mp_cached *cached, mp_prefix_cache *cache, mp_error *error);

@@ -35,11 +35,16 @@ MAX_PATTERNS = 4096
 #: Layers that adapters can update, by the names that the C core uses, without the number of the block.
 LAYERS = ("shortconv.in_proj", "shortconv.out_proj",
           "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_shexp",
-          "ffn_up_shexp", "ffn_down_shexp", "ssm_in", "ssm_out")
+          "ffn_up_shexp", "ffn_down_shexp",
+          "attn_qkv", "attn_gate", "ssm_in", "ssm_beta", "ssm_alpha", "ssm_ba", "ssm_out")
+#: Layers of gated delta nets whose value heads GGUF files may have in another order than folders.
+_OF_VALUE_HEADS = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out")
 _LAYER = re.compile(r"blk\.\{\}\.(" + "|".join(map(re.escape, LAYERS)) + r")\.weight")
 _PART = re.compile(r"(.+)\[(\d+)\]")
 #: Architectures whose GGUF files interleave the halves of each head in the rows of queries and keys.
 _INTERLEAVED = frozenset({"llama", "smollm3", "granite", "granitehybrid"})
+#: Architectures whose GGUF files have other orders of value heads than folders.
+_TILED = frozenset({"qwen35", "qwen35moe"})
 #: Keys of patterns without operators: see :class:`_Pattern`.
 _PLAIN_KEY = re.compile(r"\^?(?:[\w.-]|\\\.)+")
 _PEFT_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[A-Za-z0-9_-]+)?\.weight")
@@ -193,7 +198,9 @@ def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -
     layers, inner = base.spec.kv.get(f"{base.spec.architecture}.block_count"), base.spec.inner
     assert isinstance(layers, int)
     # DeBERTa: loading multiplies attn_q and attn_k into the learned queries and keys of distances, so they are fixed
-    fixed = ("attn_q", "attn_k") if "rel_embd.weight" in shapes else ()
+    fixed: tuple[str, ...] = ("attn_q", "attn_k") if "rel_embd.weight" in shapes else ()
+    if "mpool.layer_mixers" in base.spec.kv and _heads_differ(base, gguf):
+        fixed = _OF_VALUE_HEADS
     found: dict[str, list[tuple[_Part, ...]]] = {}
     fused: dict[str, dict[int, _Part]] = {}
     for tensor in dict.fromkeys(tensor for row in rows for tensor in row.tensors):
@@ -217,6 +224,13 @@ def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -
     for name, parts in fused.items():
         found.setdefault(name, []).append(tuple(parts[i] for i in sorted(parts)))
     return found
+
+
+def _heads_differ(base: ModelDescription, gguf: bool) -> bool:
+    """Return True if the model and an adapter have the value heads of gated delta nets in different orders."""
+    kv, name = base.spec.kv, base.spec.architecture
+    several = kv.get(f"{name}.ssm.time_step_rank") != kv.get(f"{name}.ssm.group_count")
+    return name in _TILED and several and gguf != bool(kv.get("mpool.tiled_heads"))
 
 
 def _last_parts(modules: Iterable[str]) -> dict[str, None]:

@@ -38,7 +38,8 @@ REPLACED = {"COUNT = 1_000_000": "COUNT = 1_000", "FILES = 100": "FILES = 4",
 STAND_INS = {"ibm-granite/granite-embedding-30m-sparse": "models/granite-embedding-30m-sparse",
              "ms-marco-MiniLM-L6-v2": "models/ms-marco-MiniLM-L6-v2",
              "distilbert-base-uncased-finetuned-sst-2-english": "models/sentiment",
-             "bert-base-NER": "models/ner", "Qwen2.5-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct",
+             "LFM2.5-350M": "models/LFM2.5-350M", "bert-base-NER": "models/ner",
+             "Qwen2.5-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct",
              "Qwen2.5-Coder-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct"}
 #: Seconds that a command may take.
 TIMEOUT = 300
@@ -244,6 +245,7 @@ class PageRun:
 def write_substitutes(folder: Path) -> None:
     """Write tiny random models with the folder names used in pages: cross-encoders, classifiers, a sparse encoder,
     and a chat model with tools."""
+    import tinymodels
     from docmodels import chat_model, cross_encoder
     from retrievalmodels import write_splade
     from tokenclassifiers import make_token_classifier
@@ -254,6 +256,7 @@ def write_substitutes(folder: Path) -> None:
     write_splade(folder / "granite-embedding-30m-sparse", "roberta")
     make_token_classifier(folder / "ner", "bert")
     chat_model(folder / "Qwen2.5-0.5B-Instruct")
+    tinymodels.lfm2(folder / "LFM2.5-350M")
 
 
 def copy_inputs(folder: Path) -> None:

@@ -70,3 +70,18 @@ def encoder_states(model: Any, ids: list[int]) -> np.ndarray:
     """Return the last hidden states of a float32 encoder, computed in float64, (tokens, hidden)."""
     with in_float64(), torch.no_grad():
         return exact(model)(torch.tensor([ids])).last_hidden_state[0].numpy()
+
+
+def delta_rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **_: Any) -> tuple[Any, None]:
+    """The gated delta rule (arXiv:2412.06464) row by row in numpy, in place of the function of transformers that
+    computes it in chunks of 64 rows. Arguments as there: (batch, rows, heads, components)."""
+    q, k, v, decay, step = (np.asarray(x.detach(), np.float64) for x in (query, key, value, g, beta))
+    group = v.shape[2] // k.shape[2]
+    q, k = (np.repeat(x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6), group, 2) for x in (q, k))
+    state, out = np.zeros((*v.shape[:1], v.shape[2], k.shape[-1], v.shape[-1])), np.zeros_like(v)
+    for t in range(v.shape[1]):
+        state *= np.exp(decay[:, t])[..., None, None]
+        delta = (v[:, t] - np.einsum("bhkv,bhk->bhv", state, k[:, t])) * step[:, t, :, None]
+        state += k[:, t, ..., None] * delta[..., None, :]
+        out[:, t] = np.einsum("bhkv,bhk->bhv", state, q[:, t]) / np.sqrt(k.shape[-1])
+    return torch.from_numpy(out), None

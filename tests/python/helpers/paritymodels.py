@@ -261,11 +261,12 @@ CENTRED = ("qwen3_next", "qwen3_5")
 def randomise(model: Any, seed: int) -> None:
     """Randomise all weights, including norms and biases: ones and zeros would hide a missing term."""
     generator = torch.Generator().manual_seed(seed)
+    centred = getattr(getattr(model, "config", None), "model_type", "").startswith(CENTRED)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:
             near_one = "norm" in name.lower() and name.endswith("weight") \
-                and not (model.config.model_type.startswith(CENTRED) and "linear_attn" not in name)
+                and ("linear_attn" in name or not centred)
             parameter.data = (1 + 0.3 * noise) if near_one else 0.3 * noise
         else:
             parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[-1] ** 0.5)

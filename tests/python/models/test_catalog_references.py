@@ -133,7 +133,7 @@ def test_unknown_key_error_names_the_closest_keys(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name, keys", [
-    ("qwen3:14b", "Qwen3-8B, Qwen3-32B, Qwen3-4B"), ("qwen3:30b", "Qwen3-32B, Qwen3-8B, Qwen3-4B"),
+    ("qwen3:14b", "Qwen3-8B, Qwen3-32B, Qwen3-4B"), ("qwen3:30b", "Qwen3-32B, Qwen3.5-27B, Qwen3.6-27B"),
     ("llama3.1", "Llama-3.2-3B-Instruct, Llama-3.2-1B-Instruct"), ("deepseek-r1", "DeepSeek-V3"),
     ("deepseek-r1:7b", "DeepSeek-V3"), ("gemma2", "gemma-3-4b-it, gemma-3-1b-it"),
     ("bge-m3", "bge-large-en-v1.5, bge-reranker-v2-m3, bge-small-en-v1.5"),

@@ -2,6 +2,7 @@
 repository code, older tensor names. The models are small and seeded."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 
 import mpool
 from mpool import errors
+from mpool.models import architectures, load_catalogue
+from mpool.models.fields import Fields
+from mpool.models.formats import hf_config
 from mpool.models.formats.hf_folder import describe_folder
-from mpool.models.spec import ModelDescription, TensorEntry
+from mpool.models.spec import ModelDescription, ModelSpec, TensorEntry
 from mpool.tasks.requests import vision_request
 
 import imagemodels
@@ -181,6 +185,34 @@ def test_text_decoder_of_qwen3_5_with_vision(tmp_path: Path, experts: bool) -> N
     found = described(tmp_path)
     assert found.generation is not None and found.generation.eog_token_ids == (1, 7)
     assert found.spec.architecture == family and found.capability == "text_to_text"
+
+
+#: Model -> hidden size, layers, feed-forward size, heads, KV heads, value heads, experts, and millions of parameters of
+#: the language model.
+QWEN: dict[str, tuple[int, ...]] = {
+    "Qwen3.5-0.8B": (1024, 24, 3584, 8, 2, 16, 0, 752), "Qwen3.5-2B": (2048, 24, 6144, 8, 2, 16, 0, 1882),
+    "Qwen3.5-4B": (2560, 32, 9216, 16, 4, 32, 0, 4206), "Qwen3.5-9B": (4096, 32, 12288, 16, 4, 32, 0, 8954),
+    "Qwen3.6-27B": (5120, 64, 17408, 24, 4, 48, 0, 26896), "Qwen3.6-35B-A3B": (2048, 40, 512, 16, 2, 32, 256, 34661),
+    "Qwen3-Next-80B-A3B-Instruct": (2048, 48, 512, 16, 2, 32, 512, 79674)}
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_sizes_of_qwen(name: str) -> None:
+    """The tensors of the published configuration have the published number of parameters, and the core predicts the
+    state of a sequence: the matrices of the delta nets, and three rows before their convolutions."""
+    hidden, layers, ffn, heads, kv_heads, values, experts, millions = QWEN[name]
+    small, kind = hidden < 3000 and not experts, "qwen3_5_moe_text" if "3.6-35B" in name else "qwen3_5_text"
+    row, read = hf_config.read_config(Fields({
+        "model_type": "qwen3_next" if "Next" in name else kind, "hidden_size": hidden, "num_hidden_layers": layers,
+        "intermediate_size": ffn, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "num_experts": experts,
+        "linear_num_value_heads": values, "vocab_size": 151936 if "Next" in name else 248320,
+        "max_position_embeddings": 262144, "tie_word_embeddings": small}, file="config.json"))
+    size = architectures.sizes(row, read.kv, file="config.json")
+    found = sum(math.prod(tensor.shape) for tensor in architectures.expected(row, size).values()
+                if tensor.needed or tensor.when == "tied" and not small)
+    assert round(found / 1e6) == millions == round(load_catalogue().rows[name].parameters / 1e6)
+    state = layers * 3 // 4 * 4 * (values * 128 * 128 + 3 * (4096 + values * 128))
+    assert state <= ModelSpec(row.name, (), read.kv, ()).to_core().state_bytes() < state + (2 << 20)
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz,.!?", "the", "cat", "##s", "##at",

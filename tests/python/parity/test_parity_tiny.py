@@ -7,6 +7,7 @@ decoders is the identity, so that their logits are the normalised hidden states.
 
 import copy
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import mpool
 from mpool.models.catalogue import state_bytes
 from mpool.models.describing import describe
 
+import float64
 import paritymodels
 from corelib import greedy, logits, token_vectors
 from paritymodels import DECODERS, randomise, torch, transformers, write_tokenizer
@@ -93,7 +95,7 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return parts, folders
 
 
-#: Kinds of layers that mpool does not support.
+#: Kinds of layers that mpool does not support: Mamba layers of Granite, which have this name there.
 UNSUPPORTED = {"linear_attention"}
 
 
@@ -122,6 +124,23 @@ def test_decoder_layers(decoder, layers: int) -> None:
     assert state_bytes(describe(folders[layers - 1])) == state  # the estimate before the load
     with torch.no_grad():
         expected = parts[layers - 1](torch.tensor(tokens[None])).logits[0].numpy()
+    assert np.abs(got - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["qwen35", "qwen3next"])
+def test_delta_rule_row_by_row(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers computes the delta rule in chunks. In float64, its logits equal those of the rule row by row."""
+    model = paritymodels.decoder(family, 2)
+    randomise(model, 8)
+    model.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, 96)
+    tokens = np.random.default_rng(6).integers(0, 96, 150)
+    with mpool.Pool() as pool:
+        got = logits(pool, str(tmp_path), tokens, "float32")
+    chunked = float64.decoder_logits(model, tokens)
+    monkeypatch.setattr(sys.modules[type(model).__module__], "torch_chunk_gated_delta_rule", float64.delta_rule)
+    expected = float64.decoder_logits(model, tokens)
+    assert 0 < np.abs(chunked - expected).max() <= 1e-9
     assert np.abs(got - expected).max() <= TOLERANCE
 
 

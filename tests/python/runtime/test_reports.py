@@ -316,8 +316,8 @@ def test_events_of_other_registries_are_left_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(events, "hosts", lambda: [idle, pool])
     monkeypatch.setattr(events, "_deliver_health", lambda: None)
     monkeypatch.setattr("mpool._core.drain_events", lambda: [
-        (6, 1, "gone", 1, 2, "OK", 3.0), (7, 1, "m", 4, 0, "OK", 5.0), (7, 0, "other", 1, 2, "OK", 3.0),
-        (7, 1, "n", 0, 6, "TIMEOUT", 8.0)])
+        (6, 1, "gone", 1, 2, "OK", 3.0, ""), (7, 1, "m", 4, 0, "OK", 5.0, ""), (7, 0, "other", 1, 2, "OK", 3.0, ""),
+        (7, 1, "n", 0, 6, "TIMEOUT", 8.0, "a cause")])
     events.deliver()
     assert seen == [events.PoolEvent(events.KINDS[1], "m", 4, None, "OK", 5.0),
-                    events.PoolEvent(events.KINDS[1], "n", None, 6, "TIMEOUT", 8.0)]
+                    events.PoolEvent(events.KINDS[1], "n", None, 6, "TIMEOUT", 8.0, "a cause")]
