@@ -272,6 +272,15 @@ MP_TEST_SECONDS(models_contract_gated_shared_expert, 300) {
     check_kind(&(tiny_kind){.arch = "qwen2moe", .experts = 6, .more = share_gated});
 }
 
+static void scale_queries(tiny_file *file) {
+    tiny_arch_float(file->spec, "mistral3", "attention.temperature_scale", 0.5);
+    tiny_arch_int(file->spec, "mistral3", "attention.temperature_length", 29);
+}
+
+MP_TEST_SECONDS(models_contract_scaled_queries, 300) {
+    check_kind(&(tiny_kind){.arch = "mistral3", .more = scale_queries});
+}
+
 MP_TEST_SECONDS(models_contract_sinks, 300) {
     check_kind(&(tiny_kind){.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true});
 }

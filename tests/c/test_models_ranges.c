@@ -51,7 +51,7 @@ MP_TEST(models_ranges_of_states) {
         {".ssm.inner_size", "an integer from 4 to 4096"},
         {".ssm.state_size", "an integer from 1 to 1024"},
         {".ssm.time_step_rank", "an integer from 1 to 4096"},
-        {"mpool.layer_mixers", "an integer from 0 to 2, or an array of 3"},
+        {"mpool.layer_mixers", "an integer from 0 to 3, or an array of 3"},
     };
     check_ranges(decoder((tiny_kind){.arch = "lfm2", .mixers = mixers}), RANGES(sizes));
 }

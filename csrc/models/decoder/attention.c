@@ -1,6 +1,7 @@
 /* decoder/attention.c: see decoder/attention.h. */
 #include "models/decoder/attention.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Returns query, key and value of row `row` of the pass, which must be in the current block. */
@@ -78,12 +79,21 @@ static void store_row(const mp_attend *run, const mp_row_seq *seq, int row, int 
     mp_kv_put(run->pass->cache, block, run->attention->store, head, position % MP_KV_BLOCK, k, v);
 }
 
-/* Rotates the query heads of group `head` of a row, and converts them to the type that the cache's kernels read. */
+/* Returns the factor of the queries at a position: see `temperature_scale` of mp_decoder. */
+static float query_factor(const mp_decoder *model, int32_t position) {
+    if (model->temperature_scale == 0 || position < model->temperature_length)
+        return 1;
+    return (float)(1 + (double)model->temperature_scale * log(1.0 + position / model->temperature_length));
+}
+
+/* Rotates and scales the query heads of group `head` of a row, and converts them to the type that the cache's kernels
+ * read. */
 static void rotate_queries(const mp_attend *run, const mp_row_seq *seq, int row, int head) {
     const mp_attention_shape *shape = run->attention->shape;
     const mp_kernels *kernels = mp_kernels_get();
     int group = mp_attention_group(shape);
     float *q = query_key_value(run, seq->row0 + row) + (size_t)(head * group * shape->query_step);
+    const float factor = query_factor(run->pass->model, seq->past + row);
     const float *balance = run->attention->balance;
     if (balance)
         balance += mp_attention_kv_head(shape, head) * shape->head_dim;
@@ -92,6 +102,8 @@ static void rotate_queries(const mp_attend *run, const mp_row_seq *seq, int row,
         if (balance)
             for (int i = 0; i < shape->head_dim; i++)
                 q[i] *= balance[i];
+        for (int i = 0; factor != 1 && i < shape->head_dim; i++)
+            q[i] *= factor;
         spread(run, q, shape->head_dim);
         if (in_integers(run))
             kernels->attn_query_i16(q, shape->head_dim);

@@ -38,6 +38,9 @@ typedef struct mp_decoder {
         float clamp; /* see mp_experts */
     } experts;
     float attention_softcap; /* soft cap of attention scores; 0 = none */
+    float temperature_scale; /* factor of rotated queries at position p: 1 + temperature_scale * log(1 + floor(p /
+                              * temperature_length)); 0 = none */
+    int32_t temperature_length;
     float output_softcap;    /* soft cap of logits, after output_scale; 0 = none */
     float embedding_scale, output_scale;
     float residual_scale;   /* `scale` of each sublayer */

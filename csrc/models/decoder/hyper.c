@@ -89,6 +89,22 @@ static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *e
     return MP_OK;
 }
 
+/* Reads the factor of queries that grows with their position, in steps ("Llama 4" in transformers). */
+static mp_status read_temperature(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    double scale, none = 0;
+    int64_t length;
+    MP_TRY(mp_spec_float(spec, "{arch}.attention.temperature_scale", 0, 1e3, &none, &scale, error));
+    if (scale == 0)
+        return MP_OK;
+    if (model->latent.rank > 0)
+        return mp_fail(error, MP_UNSUPPORTED, "the model has latent attention and attention.temperature_scale, which "
+                       "mpool does not support together");
+    MP_TRY(mp_spec_int(spec, "{arch}.attention.temperature_length", 1, MAX_CONTEXT, NULL, &length, error));
+    model->temperature_scale = (float)scale;
+    model->temperature_length = (int32_t)length;
+    return MP_OK;
+}
+
 static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t count, used, ffn, shared, from, none = 0;
     double clamp, unclamped = 0;
@@ -147,6 +163,7 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     else
         MP_TRY(read_heads(model, spec, (flags & MP_DECODER_GATED_HEADS) != 0, error));
     MP_TRY(read_scales(model, spec, error));
+    MP_TRY(read_temperature(model, spec, error));
     MP_TRY(read_experts(model, spec, error));
     return mp_model_activation(spec, "mpool.activation", "silu", &model->act, error);
 }

@@ -174,17 +174,53 @@ static void rotate(const pass *p, const mp_transformer_layer *layer) {
         }
 }
 
+/* Compute `mixed` by a convolution along each text; threads divide the channels. Rows that attention does not see count
+ * as zeros. */
+static void convolve(const pass *p, const mp_encoder_conv *conv) {
+    enum { ROWS = 64 };
+    const int32_t n = p->model->hidden, taps = p->model->taps, before = p->model->taps_before;
+    const int64_t ld = p->rows.ld_qkv, ld_out = p->rows.ld_mixed;
+    const float *rows[ROWS + MP_BUILDER_TAPS];
+    int64_t c0, c1;
+    mp_team_split(p->context.thread, n, 16, &c0, &c1);
+    for (int t = 0; t < p->count; t++) {
+        const mp_encoder_text *text = &p->texts[t];
+        const int32_t seen = text->attended < text->n ? text->attended : text->n;
+        float *const parts = p->rows.qkv + text->row * ld, *const out = p->rows.mixed + text->row * ld_out;
+        for (int64_t r = 0; r < text->n; r++)
+            for (int64_t c = c0; c < c1; c++) {
+                parts[r * ld + 2 * n + c] *= parts[r * ld + c];
+                parts[r * ld + n + c] *= r < seen;
+            }
+        for (int32_t row0 = 0; row0 < text->n && c0 < c1; row0 += ROWS) {
+            const int32_t count = text->n - row0 < ROWS ? text->n - row0 : ROWS;
+            for (int32_t i = 0; i < count + taps - 1; i++) {
+                const int32_t r = row0 + i - before;
+                rows[i] = r < 0 || r >= seen ? p->model->no_row : parts + r * ld + 2 * n;
+            }
+            p->call->causal_conv(rows, c0, conv->kernel + c0, n, conv->bias ? conv->bias + c0 : NULL, taps, count,
+                                 (int)(c1 - c0), out + row0 * ld_out + c0, ld_out);
+        }
+        for (int64_t r = 0; r < text->n; r++)
+            for (int64_t c = c0; c < c1; c++)
+                out[r * ld_out + c] *= parts[r * ld + n + c];
+    }
+}
+
 /* Compute attention. In the last layer, drop the rows that are not read: `p` then holds the others only. */
 static void rotate_and_attend(pass *p, const mp_encoder_layer *whole) {
     const mp_transformer_layer *layer = &whole->base;
     mp_attention attention = p->model->attention;
     attention.relative = whole->relative.shape ? &whole->relative : NULL;
     mp_row_meet(&p->context);
-    if (p->model->flags & PLACED) {
+    if (p->model->flags & PLACED && !whole->conv.kernel) {
         rotate(p, layer);
         mp_row_meet(&p->context);
     }
-    mp_transformer_attend(&p->context, layer, &attention, &p->rows, 0, p->thread_scratch);
+    if (whole->conv.kernel)
+        convolve(p, &whole->conv);
+    else
+        mp_transformer_attend(&p->context, layer, &attention, &p->rows, 0, p->thread_scratch);
     mp_row_meet(&p->context);
     if (!p->context.wanted)
         return;
@@ -220,9 +256,12 @@ static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
 }
 
 /* Pre-norm: norms precede the sublayers. A layer without attention norm (ModernBERT's first layer, whose input is
- * already normed) reads the residual stream directly. */
+ * already normed) reads the residual stream directly. A convolution needs all parts of all rows. */
 static void layer_pre_norm(pass *p, const mp_encoder_layer *layer) {
+    const mp_row_span *const wanted = p->context.wanted;
+    p->context.wanted = layer->conv.kernel ? NULL : wanted;
     mp_transformer_before(&p->context, &layer->base, &p->rows);
+    p->context.wanted = wanted;
     rotate_and_attend(p, layer);
     mp_transformer_after(&p->context, &layer->base, &p->rows);
     mp_row_meet(&p->context);
@@ -397,7 +436,8 @@ static pass encoder_begin(const mp_encoder *model, const mp_team_thread *thread,
               .context = {.thread = thread, .n_spans = count},
               .texts = texts,
               .count = count,
-              .rows = {.M = M, .hidden = model->hidden, .ld_mixed = model->q_width, .ld_qkv = model->qkv_width},
+              .rows = {.M = M, .hidden = model->hidden, .ld_mixed = model->taps ? mixed_width(model) : model->q_width,
+                       .ld_qkv = model->qkv_width},
               .thread_scratch = thread_scratch};
     p.rows.x = mp_scratch_take(&at, rows * (size_t)model->hidden);
     p.rows.qkv = mp_scratch_take(&at, rows * (size_t)encoder_wide(model));

@@ -12,12 +12,19 @@
 #include "models/nn/pooling.h"
 #include "models/nn/transformer.h"
 
+/* A gated short convolution in place of attention (LFM2, arXiv:2511.23404). `qkv` of the layer then projects to three
+ * parts b, c and x of the model's width, and mixed = c * conv(b * x). */
+typedef struct mp_encoder_conv {
+    float *kernel, *bias; /* [taps, hidden], [hidden] or NULL; kernel NULL: the layer has attention */
+} mp_encoder_conv;
+
 typedef struct mp_encoder_layer {
     mp_transformer_layer base; /* MP_ENCODER_POST_NORM: norms follow the residual additions. q_norm, k_norm: [head_dim];
                                 * with MP_ENCODER_QUERY_NORMS, one norm over all heads */
     mp_norm input_norm;        /* MP_ENCODER_INPUT_TWICE: [hidden] norm of the sum of the attention sublayer's result
                                 * and the layer's input */
     mp_relative_layer relative; /* MP_ENCODER_DISENTANGLED */
+    mp_encoder_conv conv;
 } mp_encoder_layer;
 
 typedef struct mp_encoder {
@@ -33,10 +40,12 @@ typedef struct mp_encoder {
     int32_t *order; /* [depth] the element of `layers` of each layer that a pass computes; owned */
     mp_attention attention;
     int32_t q_width, kv_width, qkv_width; /* columns of the queries of all heads; of the keys; of queries, keys and
-                                           * values together */
+                                           * values together, or of the parts of a convolution if these are more */
     int32_t experts, experts_used;        /* 0: no experts */
     int32_t experts_every;                /* layers 1, 1 + experts_every, ... have experts */
     mp_routing routing;
+    int32_t taps, taps_before; /* taps of short convolutions, 0: there are none; those before the row itself */
+    float *no_row;             /* [hidden] zeros, a row outside of a text; NULL without convolutions; owned */
     float eps;
     mp_act act;
     mp_embedding embedding;

@@ -14,18 +14,13 @@ enum {
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
-/* Check `attended` of a text. Rows after the attended ones see all attended rows, which windows and causal attention do
- * not allow. */
+/* Check `attended` of a text. Rows after the attended ones see all attended rows, which windows do not allow. */
 static mp_status check_attended(const mp_encoder *model, int32_t text, int32_t attended, int64_t n, mp_error *error) {
     if (attended > n)
         return mp_fail(error, MP_INVALID_ARGUMENT, "`attended` of text %d must be 1 to %lld, got %d", text,
                        (long long)n, attended);
     if (attended == n)
         return MP_OK;
-    if (model->attention.causal)
-        return mp_fail(error, MP_UNSUPPORTED,
-                       "`attended` of text %d must be its number of tokens, %lld, for a model with causal attention, "
-                       "got %d", text, (long long)n, attended);
     for (int i = 0; i < model->layer_count; i++) {
         const int32_t window = model->layers[i].base.window;
         if (window > 0 && n > window / 2 + 1)

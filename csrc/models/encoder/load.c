@@ -25,6 +25,7 @@ static void encoder_destroy(mp_model *base) {
     mp_free(model->layers);
     mp_adapters_deinit(&model->adapters);
     mp_free(model->order);
+    mp_free(model->no_row);
     mp_recent_deinit(&model->recent);
     if (model->budget)
         mp_budget_give(model->budget, model->charged);
@@ -74,6 +75,20 @@ static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *er
     model->kv_width = (int32_t)(kv_heads * key);
     model->qkv_width = model->q_width + 2 * model->kv_width;
     return MP_OK;
+}
+
+/* Read the sizes of short convolutions. They see both sides of a row, as far as attention does. */
+static mp_status read_taps(mp_encoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t taps, none = 0;
+    MP_TRY(mp_spec_int(spec, "{arch}.shortconv.l_cache", 0, MP_BUILDER_TAPS, &none, &taps, error));
+    if (taps == 0)
+        return MP_OK;
+    model->taps = (int32_t)taps;
+    model->taps_before = model->attention.causal ? model->taps - 1 : model->taps / 2;
+    if (model->qkv_width < 3 * model->hidden)
+        model->qkv_width = 3 * model->hidden;
+    model->no_row = mp_alloc_zeroed((size_t)model->hidden * sizeof *model->no_row, MP_TAG_WEIGHTS);
+    return model->no_row ? MP_OK : mp_fail_memory(error, (uint64_t)model->hidden * sizeof *model->no_row, "a row");
 }
 
 static mp_status read_experts(mp_encoder *model, const mp_spec *spec, mp_error *error) {
@@ -134,7 +149,8 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
     MP_TRY(mp_model_activation(spec, "mpool.activation", "gelu", &model->act, error));
     MP_TRY(read_experts(model, spec, error));
     MP_TRY(read_order(model, spec, error));
-    return read_heads(model, spec, error);
+    MP_TRY(read_heads(model, spec, error));
+    return read_taps(model, spec, error);
 }
 
 /* Layers with a window may use another rotary base. */
@@ -220,19 +236,36 @@ static mp_status read_embeddings(mp_encoder *model, const mp_builder *builder, m
                      : read_norm(model, builder, &model->output_norm, "output_norm", model->hidden, true, error);
 }
 
+/* Read the convolution of a layer, if it `has` one. */
+static mp_status read_conv(const mp_encoder *model, const mp_builder *builder, mp_encoder_conv *conv, int index,
+                           bool *has, mp_error *error) {
+    char kernel[64], bias[64];
+    snprintf(kernel, sizeof kernel, "blk.%d.shortconv.conv.weight", index);
+    snprintf(bias, sizeof bias, "blk.%d.shortconv.conv.bias", index);
+    *has = model->taps > 0 && mp_weights_has(model->weights, kernel);
+    if (!*has)
+        return MP_OK;
+    MP_TRY(mp_builder_taps(builder, &conv->kernel, kernel, model->hidden, model->taps, error));
+    return mp_weights_has(model->weights, bias) ? mp_builder_vector(builder, &conv->bias, bias, model->hidden, error)
+                                                : MP_OK;
+}
+
 static mp_status read_linears(mp_encoder *model, const mp_builder *builder, mp_transformer_layer *layer, int index,
-                              mp_error *error) {
+                              bool conv, mp_error *error) {
     mp_mlp *mlp = &layer->ffn.mlp;
-    const int32_t hidden = model->hidden, ffn = model->ffn, q = model->q_width, kv = model->kv_width;
+    const int32_t hidden = model->hidden, ffn = model->ffn, q = conv ? 0 : model->q_width;
+    const int32_t kv = conv ? 0 : model->kv_width;
     const bool gated = model->flags & MP_ENCODER_GATED, dense = layer->ffn.ops == &mp_ffn_dense;
     const struct {
         const char *name;
         mp_linear *linear;
         int32_t N, K;
-    } linears[] = {{"attn_q", &layer->qkv, q, hidden},
+    } linears[] = {{"shortconv.in_proj", &layer->qkv, conv ? 3 * hidden : 0, hidden},
+                   {"shortconv.out_proj", &layer->out, conv ? hidden : 0, hidden},
+                   {"attn_q", &layer->qkv, q, hidden},
                    {"attn_k", &layer->qkv, kv, hidden},
                    {"attn_v", &layer->qkv, kv, hidden},
-                   {"attn_output", &layer->out, hidden, q},
+                   {"attn_output", &layer->out, conv ? 0 : hidden, q},
                    {"ffn_gate", &mlp->up, gated && dense ? ffn : 0, hidden},
                    {"ffn_up", &mlp->up, dense ? ffn : 0, hidden},
                    {"ffn_down", &mlp->down, dense ? hidden : 0, ffn}};
@@ -249,7 +282,7 @@ static mp_status read_linears(mp_encoder *model, const mp_builder *builder, mp_t
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, biased ? bias : NULL, linears[i].N, linears[i].K,
                                  error));
         /* Disentangled attention computes tables from the query and key weights, which adapters cannot update. */
-        if (i > 1 || !(model->flags & MP_ENCODER_DISENTANGLED))
+        if (i > 3 || !(model->flags & MP_ENCODER_DISENTANGLED))
             MP_TRY(mp_adapters_add(&model->adapters, builder, linears[i].linear, name, error));
     }
     return MP_OK;
@@ -286,7 +319,9 @@ static mp_status read_layer(mp_encoder *model, const mp_builder *builder, int in
     mp_transformer_layer *layer = &whole->base;
     const uint32_t flags = model->flags;
     const bool post_norm = flags & MP_ENCODER_POST_NORM;
-    const bool heads = flags & MP_ENCODER_HEAD_NORMS, queries = flags & MP_ENCODER_QUERY_NORMS;
+    bool conv;
+    MP_TRY(read_conv(model, builder, &whole->conv, index, &conv, error));
+    const bool heads = flags & MP_ENCODER_HEAD_NORMS && !conv, queries = flags & MP_ENCODER_QUERY_NORMS;
     const bool outputs = flags & MP_ENCODER_OUTPUT_NORMS;
     /* ModernBERT: the norm of the embeddings is the first layer's. */
     const bool has_norm_before = index == 0 && mp_weights_has(model->weights, "token_embd_norm.weight");
@@ -306,7 +341,7 @@ static mp_status read_layer(mp_encoder *model, const mp_builder *builder, int in
                  {"post_attention_norm", &layer->attention_after, model->hidden, outputs, true},
                  {"post_ffw_norm", &layer->ffn_after, model->hidden, outputs, true}};
     MP_TRY(read_ffn(model, builder, &layer->ffn, index, error));
-    MP_TRY(read_linears(model, builder, layer, index, error));
+    MP_TRY(read_linears(model, builder, layer, index, conv, error));
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         char name[64];
         snprintf(name, sizeof name, "blk.%d.%s", index, norms[i].name);
@@ -444,7 +479,8 @@ cleanup:
 static bool is_layer_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
     (void)spec;
     return strncmp(entry->name, "blk.", 4) == 0 && !strstr(entry->name, ".ffn_gate_inp.") &&
-           !strstr(entry->name, ".attn_pos_") && !mp_expert_owns(entry->name) && mp_adapter_footprint(entry) == 0;
+           !strstr(entry->name, ".attn_pos_") && !strstr(entry->name, ".shortconv.conv.") &&
+           !mp_expert_owns(entry->name) && mp_adapter_footprint(entry) == 0;
 }
 
 mp_matrices mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute) {

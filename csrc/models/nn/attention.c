@@ -73,10 +73,11 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
         compute(&full, row0, row1 < keys ? row1 : keys, scratch);
     if (row1 <= keys)
         return;
-    /* Rows after the keys see all of them. The kernels take rows up to T only, so the arrays of queries are shifted. */
-    assert(window == 0 || (!attention->causal && span->rows <= window / 2 + 1));
-    assert(!attention->causal);
+    /* Rows after the keys see all of them, also with causal attention. The kernels take rows up to T only, so the
+     * arrays of queries are shifted. */
+    assert(window == 0 || span->rows <= window / 2 + 1);
     full.window = 0;
+    full.causal = false;
     for (int row = row0 > keys ? row0 : keys, rows; row < row1; row += rows) {
         rows = row1 - row < keys ? row1 - row : keys;
         mp_attn_full shifted = full;

@@ -10,13 +10,20 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from ...records import logger
 from ..fields import Fields
 from ..spec import Value
-from .llama import ATTENTION_BIAS, IGNORED, decoder, decoder_row, finish, read_common, set_window, window_pattern
+from .llama import (
+    ATTENTION_BIAS,
+    IGNORED,
+    decoder,
+    decoder_row,
+    finish,
+    read_common,
+    set_window,
+    text_config,
+    window_pattern,
+)
 from .rows import Architecture, Config, Tensor, layer
-
-log = logger("mpool.models")
 
 #: Period of the layers with full attention: every second layer of Gemma 2, every sixth layer of Gemma 3.
 FULL_PERIODS = {"gemma2": 2, "gemma3": 6}
@@ -33,8 +40,7 @@ _TEXT_DEFAULTS: dict[str, Any] = {
 
 def _tensors(head_norms: bool) -> tuple[Tensor, ...]:
     block = "layers.{}"
-    replaced = ("blk.{}.ffn_norm.weight",)
-    return (*(tensor for tensor in decoder(head_norms=head_norms) if tensor.gguf not in replaced),
+    return (*decoder(head_norms=head_norms, without=("ffn_norm",)),
             *layer(f"{block}.post_attention_layernorm", "post_attention_norm", "D"),
             *layer(f"{block}.pre_feedforward_layernorm", "ffn_norm", "D"),
             *layer(f"{block}.post_feedforward_layernorm", "post_ffw_norm", "D"))
@@ -50,8 +56,7 @@ def _common(kv: dict[str, Value], a: str) -> None:
 def _read(config: Fields, row: Architecture) -> Config:
     is_gemma3 = row.name == "gemma3"
     if config.get("model_type") == "gemma3":
-        log.info("%s: this is a vision model; mpool uses only its language model", config.file)
-        config = _text_config(config)
+        config = text_config(config, _TEXT_DEFAULTS)
     period = config.int("sliding_window_pattern",
                         config.int("_sliding_window_pattern", FULL_PERIODS[row.name], low=1), low=1)
     kv, used = read_common(config, row, act=_ACT, period=period, theta=1e6 if is_gemma3 else 1e4)
@@ -69,14 +74,6 @@ def _read(config: Fields, row: Architecture) -> Config:
     return finish(config, row, kv, used | {
         "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_pattern",
         "_sliding_window_pattern", "rope_local_base_freq", "hidden_act"}, tied=True)
-
-
-def _text_config(config: Fields) -> Fields:
-    """Return the decoder's part of a vision model's configuration, with the defaults of its class."""
-    given = {name: value for name, value in config.section("text_config").values.items() if value is not None}
-    tied = config.get("tie_word_embeddings")
-    return Fields({**_TEXT_DEFAULTS, **({} if tied is None else {"tie_word_embeddings": tied}), **given},
-                  file=config.file, at=config.name("text_config"))
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:

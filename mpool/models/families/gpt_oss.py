@@ -92,8 +92,6 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     set_window(kv, "gpt_oss", window, window_pattern(table, name, 2))
     kv["mpool.expert_clamp"] = _LIMIT
     kv["mpool.rope_yarn_truncate"] = False
-    if "gpt_oss.expert_feed_forward_length" not in kv:
-        kv["gpt_oss.expert_feed_forward_length"] = table.int(f"{name}.feed_forward_length", low=1)
 
 
 ROWS = (

@@ -10,13 +10,26 @@ from typing import cast
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import ATTENTION_BIAS, BIASES, decoder, decoder_row, finish, read_common
+from .llama import ATTENTION_BIAS, BIASES, EXPERTS, decoder, decoder_row, finish, read_common
 from .mamba import ATTENTION, MAMBA, complete_mamba, kv_heads, mamba_sizes, mamba_tensors, mix, read_mamba
 from .reading import MAX_LAYERS, MAX_WIDTH
 from .rows import Architecture, Config, Tensor, layer
 
 _BLOCK = "layers.{}"
 _MLP, _EXPERTS = f"{_BLOCK}.shared_mlp", f"{_BLOCK}.block_sparse_moe"
+#: Tensors of layers with experts, and in some models a shared expert.
+_WITH_EXPERTS = (
+    *(tensor for name, gguf, shape in (("input_linear[0]", "ffn_gate", "SD"), ("input_linear[1]", "ffn_up", "SD"),
+                                       ("output_linear", "ffn_down", "DS"))
+      for tensor in layer(f"{_MLP}.{name}", f"{gguf}_shexp", shape, when="if S in sparse")),
+    *layer(f"{_EXPERTS}.router.layer", "ffn_gate_inp", "XD", when="in sparse"),
+    *layer(f"{_EXPERTS}.input_linear[{{2x}}]", "ffn_gate.{x}", "ND", when="folder in sparse"),
+    *layer(f"{_EXPERTS}.input_linear[{{2x+1}}]", "ffn_up.{x}", "ND", when="folder in sparse"),
+    *layer(f"{_EXPERTS}.output_linear", "ffn_down_exps", "XDN", when="in sparse"),
+    Tensor("", "blk.{}.ffn_gate_exps.weight", "XND", "in sparse"),
+    Tensor("", "blk.{}.ffn_up_exps.weight", "XND", "in sparse"),
+)
+_MOE = (*decoder(without=("ffn_gate", "ffn_up", "ffn_down")), *_WITH_EXPERTS)
 _HYBRID = (
     *(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf and ".attn_" not in tensor.gguf),
     *layer(f"{_BLOCK}.input_layernorm", "attn_norm", "D"),
@@ -29,15 +42,7 @@ _HYBRID = (
     *(tensor for name, gguf, shape in (("input_linear[0]", "ffn_gate", "FD"), ("input_linear[1]", "ffn_up", "FD"),
                                        ("output_linear", "ffn_down", "DF"))
       for tensor in layer(f"{_MLP}.{name}", gguf, shape, when="in dense")),
-    *(tensor for name, gguf, shape in (("input_linear[0]", "ffn_gate", "SD"), ("input_linear[1]", "ffn_up", "SD"),
-                                       ("output_linear", "ffn_down", "DS"))
-      for tensor in layer(f"{_MLP}.{name}", f"{gguf}_shexp", shape, when="if S in sparse")),
-    *layer(f"{_EXPERTS}.router.layer", "ffn_gate_inp", "XD", when="in sparse"),
-    *layer(f"{_EXPERTS}.input_linear[{{2x}}]", "ffn_gate.{x}", "ND", when="folder in sparse"),
-    *layer(f"{_EXPERTS}.input_linear[{{2x+1}}]", "ffn_up.{x}", "ND", when="folder in sparse"),
-    *layer(f"{_EXPERTS}.output_linear", "ffn_down_exps", "XDN", when="in sparse"),
-    Tensor("", "blk.{}.ffn_gate_exps.weight", "XND", "in sparse"),
-    Tensor("", "blk.{}.ffn_up_exps.weight", "XND", "in sparse"),
+    *_WITH_EXPERTS,
 )
 #: Kinds of layers in config.json, in older and newer files -> kind of the mixer.
 _KINDS = {"attention": ATTENTION, "full_attention": ATTENTION, "mamba": MAMBA, "linear_attention": MAMBA}
@@ -97,6 +102,14 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
     return found
 
 
+def _read_experts(config: Fields, row: Architecture) -> Config:
+    found = _read(config, row)
+    if config.get("model_type") == "granitemoeshared":
+        width = config.int("shared_intermediate_size", 1024, low=0, high=MAX_WIDTH)
+        found.kv[f"{row.name}.expert_shared_feed_forward_length"] = width
+    return found
+
+
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     for key, ours in (("embedding_scale", "embedding_scale"), ("residual_scale", "residual_scale"),
                       ("attention.scale", "attention_scale")):
@@ -121,12 +134,15 @@ def _complete_hybrid(table: Fields, name: str, kv: dict[str, Value]) -> None:
         kv.pop(f"{name}.expert_used_count", None)
 
 
-_HANDLED = frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})
+_SCALES = frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})
 ROWS = (
     decoder_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete, biases=BIASES,
-                handled=_HANDLED),
+                handled=_SCALES),
+    decoder_row("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _MOE,
+                read=_read_experts, complete=_complete, model_types=("granitemoe", "granitemoeshared"),
+                biases=ATTENTION_BIAS, handled=EXPERTS | _SCALES,
+                defaults={"num_experts": 8, "num_experts_per_tok": 2}),
     decoder_row("granitehybrid", ("GraniteMoeHybridForCausalLM",), _HYBRID, read=_read_hybrid,
                 complete=_complete_hybrid, extra_sizes=mamba_sizes, model_types=("granitemoehybrid",),
-                biases=ATTENTION_BIAS,
-                handled=_HANDLED | {"expert_count", "expert_used_count", "attention.head_count_kv"}),
+                biases=ATTENTION_BIAS, handled=EXPERTS | _SCALES | {"attention.head_count_kv"}),
 )

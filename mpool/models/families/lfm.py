@@ -1,10 +1,12 @@
 """LFM2 and LFM2.5 (arXiv:2511.23404): gated short convolutions in most layers, attention in the others.
 
-LFM2-MoE has experts in all layers except the first ones.
+LFM2-MoE has experts in all layers except the first ones. The embedding models of LFM2.5 have attention and
+convolutions in both directions; LFM2-ColBERT is a causal decoder.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 from ..fields import Fields
@@ -50,6 +52,7 @@ _EXPERTS = (
 _EPSILON = 1e-6
 #: Keys of published files that transformers does not read -> values of its network.
 _FIXED: dict[str, tuple[object, ...]] = {"block_use_swiglu": (None, True), "use_pos_enc": (None, True)}
+_ADJUSTED = {"block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier"}
 _SHAPES = {"block_dim", "block_ff_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta"}
 
 
@@ -79,8 +82,7 @@ def _compose(kv: dict[str, Value], a: str, attends: list[bool], taps: int) -> No
 
 
 def _read(config: Fields, row: Architecture) -> Config:
-    return _read_network(config, row, {
-        "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier"}, intermediate_size=_width(config))
+    return _read_network(config, row, _ADJUSTED, intermediate_size=_width(config))
 
 
 def _read_network(config: Fields, row: Architecture, used: set[str], **own: Any) -> Config:
@@ -117,11 +119,26 @@ def _route(kv: dict[str, Value], *, normalise: bool, corrected: bool, scale: flo
     kv["mpool.expert_normalise"], kv["mpool.expert_corrected"], kv["mpool.expert_scale"] = normalise, corrected, scale
 
 
-def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    layers = cast(int, kv[f"{name}.block_count"])
+def _read_embedder(config: Fields, row: Architecture) -> Config:
+    code = config.section("auto_map", None)
+    names = [*config.list("architectures", [], of=str), "" if code is None else code.get("AutoModel", "")]
+    both = config.get("model_type") != "lfm2" or any("Lfm2Bidirectional" in str(name) for name in names)
+    found = _read_network(config, row, _ADJUSTED | {"auto_map", "conv_zero_padding", "is_causal"},
+                          intermediate_size=_width(config))
+    found.kv[f"{row.name}.attention.causal"] = not both
+    return found
+
+
+def _complete_embedder(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    _complete(table, name, kv, "lfm2_embedding")
+    kv["lfm2_embedding.attention.causal"] = table.bool(f"{name}.attention.causal", True)
+
+
+def _complete(table: Fields, name: str, kv: dict[str, Value], a: str | None = None) -> None:
+    layers = cast(int, kv[f"{a or name}.block_count"])
     heads = table.list(f"{name}.attention.head_count_kv", limit=MAX_LAYERS) \
         if isinstance(table.get(f"{name}.attention.head_count_kv"), list) else [1] * layers
-    _compose(kv, name, [count != 0 for count in heads], table.int(f"{name}.shortconv.l_cache", low=2, high=16))
+    _compose(kv, a or name, [count != 0 for count in heads], table.int(f"{name}.shortconv.l_cache", low=2, high=16))
 
 
 def _complete_moe(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -144,9 +161,10 @@ def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, 
 
 
 def _row(name: str, *others: Any, handled: tuple[str, ...] = (), **more: Any) -> Architecture:
-    return decoder_row(name, *others, extra_sizes=_extra_sizes, biases=("conv_bias",),
-                       handled=frozenset({"attention.head_count_kv", "shortconv.l_cache", *handled}),
-                       defaults={"num_key_value_heads": 8, "norm_eps": 1e-5}, **more)
+    common: dict[str, Any] = {
+        "extra_sizes": _extra_sizes, "biases": ("conv_bias",), "defaults": {"num_key_value_heads": 8, "norm_eps": 1e-5},
+        "handled": frozenset({"attention.head_count_kv", "shortconv.l_cache", *handled})}
+    return replace(decoder_row(name, *others, **common), **more)
 
 
 ROWS = (
@@ -154,4 +172,10 @@ ROWS = (
     _row("lfm2moe", ("Lfm2MoeForCausalLM",), (*_SHARED, *_feed_forward("in dense"), *_EXPERTS), read=_read_moe,
          complete=_complete_moe, model_types=("lfm2_moe",),
          handled=("expert_count", "expert_used_count", "expert_gating_func", "expert_weights_scale")),
+    _row("lfm2_embedding", ("Lfm2Model", "Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"),
+         (*(tensor for tensor in _SHARED if tensor.when not in ("tied", "gguf")), *_feed_forward(),
+          Tensor("", "output.weight", "VD", "gguf")),
+         capability="text_embedding", read=_read_embedder, complete=_complete_embedder, remote=True,
+         model_types=("lfm2", "lfm2_bidirectional"), gguf=("lfm2",), prefixes=("", "model.", "lfm2."),
+         ignored=(r"lm_head\.weight",), handled=("attention.causal",)),
 )

@@ -3,65 +3,80 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
+from ...records import logger
 from ..fields import Fields
 from ..spec import Value
 from .reading import ALL_ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
+log = logger("mpool.models")
 
-def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool = False,
-            shared: str = "") -> tuple[Tensor, ...]:
+
+def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool = False, shared: str = "",
+            biases: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias"),
+            without: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
     """Return the tensors of a decoder like Llama.
 
     Args:
         qkv_bias: True if the query, key and value projections have biases in every model, and no other layer has them.
-            Otherwise ``attention_bias`` and ``mlp_bias`` of config.json select them (:func:`finish`).
+            Otherwise ``biases`` selects them (:func:`finish`).
         head_norms: True if the queries and keys of each head are normalised.
         experts: True if layers have experts in place of a dense MLP, except those of ``mpool.dense_layers``.
         shared: name of the shared expert in the MLP of layers with experts; empty: there is none.
+        biases: keys of config.json that select the biases of the query, key and value projections, of the output
+            projection, and of the MLP; empty: there are none.
+        without: GGUF names of tensors to leave out, without the number of the layer and ``.weight`` or ``.bias``.
     """
     block = "layers.{}"
-    qkv, other = ("", "") if qkv_bias else ("if attention_bias", "if attention_bias")
+    qkv, other, mlp = (f"if {key}" if key else None for key in biases)
+    qkv = "" if qkv_bias else qkv
     norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E"),
              *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E"))
-    when, biased = ("in dense", "if mlp_bias in dense") if experts else ("", "if mlp_bias")
+    where = "in dense" if experts else ""
     dense = tuple(row for name, gguf, shape in (("gate", "ffn_gate", "FD"), ("up", "ffn_up", "FD"),
                                                 ("down", "ffn_down", "DF"))
-                  for row in layer(f"{block}.mlp.{name}_proj", gguf, shape, bias=shape[0], when=when, biased=biased))
-    return (
+                  for row in layer(f"{block}.mlp.{name}_proj", gguf, shape, bias=None if mlp is None else shape[0],
+                                   when=where, biased=f"{mlp} {where}".strip()))
+    all_rows = (
         Tensor("embed_tokens.weight", "token_embd.weight", "VD"),
         Tensor("norm.weight", "output_norm.weight", "D"),
         Tensor("lm_head.weight", "output.weight", "VD", "tied"),
         Tensor("", "rope_freqs.weight", "R", "gguf"),
         *layer(f"{block}.input_layernorm", "attn_norm", "D"),
-        *layer(f"{block}.self_attn.q_proj", "attn_q", "QD", bias="Q", biased=qkv),
-        *layer(f"{block}.self_attn.k_proj", "attn_k", "KD", bias="K", biased=qkv),
-        *layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias="U", biased=qkv),
-        *layer(f"{block}.self_attn.o_proj", "attn_output", "DO", bias=None if qkv_bias else "D", biased=other),
+        *layer(f"{block}.self_attn.q_proj", "attn_q", "QD", bias=None if qkv is None else "Q", biased=qkv or ""),
+        *layer(f"{block}.self_attn.k_proj", "attn_k", "KD", bias=None if qkv is None else "K", biased=qkv or ""),
+        *layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias=None if qkv is None else "U", biased=qkv or ""),
+        *layer(f"{block}.self_attn.o_proj", "attn_output", "DO", bias=None if other is None or qkv_bias else "D",
+               biased=other or ""),
         *layer(f"{block}.post_attention_layernorm", "ffn_norm", "D"),
         *dense,
         *(expert_tensors(f"{block}.mlp", shared=shared) if experts else ()),
         *(norms if head_norms else ()),
     )
+    return tuple(row for row in all_rows if row.gguf.removeprefix("blk.{}.").rpartition(".")[0] not in without)
 
 
-def expert_tensors(block: str, router: str = "gate", shared: str = "") -> tuple[Tensor, ...]:
+def expert_tensors(block: str, router: str = "gate", shared: str = "",
+                   parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> tuple[Tensor, ...]:
     """Return the tensors of the router and the experts. Folders have one tensor per expert, GGUF files one per layer.
 
     Args:
         block: name of the MLP in transformers.
         router: name of the router in that MLP.
         shared: name of the shared expert in that MLP; empty: there is none.
+        parts: names of the matrices of an expert.
     """
+    gate, up, down = parts
     return (
         *(row for name, shape in (("gate", "SD"), ("up", "SD"), ("down", "DS")) if shared
           for row in layer(f"{block}.{shared}.{name}_proj", f"ffn_{name}_shexp", shape, when="if S in sparse")),
         *layer(f"{block}.{router}", "ffn_gate_inp", "XD", when="in sparse"),
-        *layer(f"{block}.experts.{{x}}.gate_proj", "ffn_gate.{x}", "ND", when="folder in sparse"),
-        *layer(f"{block}.experts.{{x}}.up_proj", "ffn_up.{x}", "ND", when="folder in sparse"),
-        *layer(f"{block}.experts.{{x}}.down_proj", "ffn_down.{x}", "DN", when="folder in sparse"),
+        *layer(f"{block}.experts.{{x}}.{gate}", "ffn_gate.{x}", "ND", when="folder in sparse"),
+        *layer(f"{block}.experts.{{x}}.{up}", "ffn_up.{x}", "ND", when="folder in sparse"),
+        *layer(f"{block}.experts.{{x}}.{down}", "ffn_down.{x}", "DN", when="folder in sparse"),
         Tensor("", "blk.{}.ffn_gate_exps.weight", "XND", "in sparse"),
         Tensor("", "blk.{}.ffn_up_exps.weight", "XND", "in sparse"),
         Tensor("", "blk.{}.ffn_down_exps.weight", "XDN", "in sparse"),
@@ -70,6 +85,9 @@ def expert_tensors(block: str, router: str = "gate", shared: str = "") -> tuple[
 
 #: Values of ``biases``: keys of config.json that select the biases of linear layers.
 ATTENTION_BIAS, BIASES = ("attention_bias",), ("attention_bias", "mlp_bias")
+
+#: ``handled`` of rows with experts.
+EXPERTS = frozenset({"expert_count", "expert_used_count"})
 
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
@@ -94,6 +112,22 @@ def read_decoder(config: Fields, row: Architecture) -> Config:
     return finish(config, row, kv, used)
 
 
+def _read_experts(config: Fields, row: Architecture, kv: dict[str, Value]) -> set[str]:
+    """Read the number and size of experts, if the row's defaults have them, and return the keys that were read. An
+    expert has the size of a dense MLP unless ``moe_intermediate_size`` is one of the defaults."""
+    a, usual = row.name, row.defaults
+    if "num_experts" not in usual:
+        return set()
+    key = "num_experts" if "num_experts" in config else "num_local_experts"
+    experts = config.int(key, usual["num_experts"], low=1, high=4096)
+    kv[f"{a}.expert_count"] = experts
+    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", usual["num_experts_per_tok"], low=1, high=experts)
+    kv[f"{a}.expert_feed_forward_length"] = kv[f"{a}.feed_forward_length"] if "moe_intermediate_size" not in usual \
+        else config.int("moe_intermediate_size", usual["moe_intermediate_size"], low=1, high=MAX_WIDTH)
+    return {"num_experts", "num_local_experts", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef",
+            "router_jitter_noise", *({"moe_intermediate_size"} & set(usual))}
+
+
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
                 period: int = 0, epsilon: str = "rms_norm_eps",
                 acts: tuple[str, ...] = ALL_ACTIVATIONS) -> tuple[dict[str, Value], set[str]]:
@@ -104,7 +138,7 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
         row: architecture of the model.
         act: key of the activation.
         theta: RoPE base if the configuration states none.
-        period: period of the layers with full attention, see :func:`read_window`.
+        period: period of the layers with full attention, if it differs from the row's: see :func:`read_window`.
         epsilon: key of the epsilon of the norms.
         acts: supported activations, under their names in mpool.
 
@@ -122,7 +156,7 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     head_dim = config.int("head_dim", usual.get("head_dim"), low=1, high=MAX_WIDTH)
     if head_dim is not None:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
-    part = config.number("partial_rotary_factor", 1.0, above=0.0)
+    part = config.number("partial_rotary_factor", usual.get("partial_rotary_factor", 1.0), above=0.0)
     part = (config.section("rope_parameters", None) or config).number("partial_rotary_factor", part, above=0.0)
     if part > 1.0:
         config.fail("partial_rotary_factor", part, "a number above 0, at most 1")
@@ -130,13 +164,24 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
         unsupported(config, "partial_rotary_factor" if "partial_rotary_factor" in config else "rope_parameters",
                     "a partial_rotary_factor of 1")
     kv[f"{a}.rope.dimension_count"] = int((head_dim or hidden // heads) * part)
-    read_rope(config, kv, a, theta)
-    read_window(config, kv, row, period)
-    kv["mpool.rope_neox"] = True
+    read_rope(config, kv, a, usual.get("rope_theta", theta))
+    compose_rope(kv, row, read_window(config, kv, row, period))
+    kv["mpool.rope_neox"] = row.rope_neox
     kv["mpool.activation"] = activation(config, act, row.activation, acts)
-    return kv, used | {"num_key_value_heads", epsilon, "head_dim", "rope_theta", "rope_scaling",
+    return kv, used | _read_experts(config, row, kv) | {
+                       "num_key_value_heads", epsilon, "head_dim", "rope_theta", "rope_scaling",
                        "rope_parameters", "original_max_position_embeddings", "sliding_window", "use_sliding_window",
-                       "max_window_layers", "layer_types", "partial_rotary_factor", act}
+                       "max_window_layers", "layer_types", "partial_rotary_factor", act,
+                       *({"sliding_window_pattern"} if row.period else ())}
+
+
+def text_config(config: Fields, defaults: Mapping[str, Any]) -> Fields:
+    """Return the decoder's part of a vision model's configuration, with the defaults of its class. Whether the output
+    layer shares the weights of the token embedding is a key of the whole model, which is True by default."""
+    log.info("%s: this is a vision model; mpool uses only its language model", config.file)
+    given = {name: value for name, value in config.section("text_config").values.items() if value is not None}
+    tied = config.bool("tie_word_embeddings", True)
+    return Fields({**defaults, **given, "tie_word_embeddings": tied}, file=config.file, at=config.name("text_config"))
 
 
 def finish(config: Fields, row: Architecture, kv: dict[str, Value], used: set[str], *, tied: bool = False) -> Config:
@@ -147,10 +192,10 @@ def finish(config: Fields, row: Architecture, kv: dict[str, Value], used: set[st
         row: architecture of the model.
         kv: hyper-parameters under GGUF's names.
         used: keys that were read.
-        tied: the family's default of ``tie_word_embeddings``.
+        tied: default of ``tie_word_embeddings``, unless the row has one.
     """
-    found = Config(kv, tied=config.bool("tie_word_embeddings", tied),
-                   sizes={key: int(config.bool(key, False)) for key in row.biases})
+    found = Config(kv, tied=config.bool("tie_word_embeddings", row.defaults.get("tie_word_embeddings", tied)),
+                   sizes={key: int(config.bool(key, row.defaults.get(key, False))) for key in row.biases})
     check_neutral(config, used | {"tie_word_embeddings", *row.biases})
     return found
 
@@ -255,7 +300,11 @@ def _long_rope(config: Fields, rope: Fields, kv: dict[str, Value], a: str) -> No
 
 def _yarn(rope: Fields, kv: dict[str, Value], a: str, known: set[str]) -> None:
     rope.only(known | {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor",
-                       "mscale", "mscale_all_dim", "truncate"})
+                       "mscale", "mscale_all_dim", "truncate", "llama_4_scaling_beta", "max_position_embeddings"})
+    temperature = rope.number("llama_4_scaling_beta", 0.0, above=-1e-9, most=1000.0)
+    if temperature:
+        kv[f"{a}.attention.temperature_scale"] = temperature
+        kv[f"{a}.attention.temperature_length"] = kv[f"{a}.rope.scaling.original_context_length"]
     kv[f"{a}.rope.scaling.yarn_beta_fast"] = rope.number("beta_fast", 32.0, above=0.0) or 32.0
     kv[f"{a}.rope.scaling.yarn_beta_slow"] = rope.number("beta_slow", 1.0, above=0.0) or 1.0
     factor = rope.number("factor", above=0.0)
@@ -272,7 +321,7 @@ def _yarn(rope: Fields, kv: dict[str, Value], a: str, known: set[str]) -> None:
     kv["mpool.rope_yarn_truncate"] = rope.bool("truncate", True)
 
 
-def read_window(config: Fields, kv: dict[str, Value], row: Architecture, period: int = 0) -> None:
+def read_window(config: Fields, kv: dict[str, Value], row: Architecture, period: int = 0) -> bool:
     """Read the sliding window and the layers that use it. A window that is switched off is not stored.
 
     Args:
@@ -280,10 +329,17 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, period:
         kv: hyper-parameters to add to.
         row: architecture of the model.
         period: if the configuration has no ``layer_types``, every ``period``-th layer has full attention and the others
-            use the window; 0: the layers from ``max_window_layers`` on use the window.
+            use the window; 0: the period of the row. If that is 0, too, the layers from ``max_window_layers`` on use
+            the window.
+
+    Returns:
+        True if the model has a window.
     """
     layers: Any = kv[f"{row.name}.block_count"]
     types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
+    if row.period and types is None:
+        period = config.int("sliding_window_pattern", row.period, low=1)
+    period = period or row.period
     by_default = period or config.get("model_type") == "mistral"
     default = 4096 if by_default and "sliding_window" not in config else None
     is_off = config.get("use_sliding_window") is False  # transformers then writes a window of 0 for some families
@@ -298,7 +354,7 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, period:
         if types is not None and "sliding_attention" in types:
             unsupported(config, "layer_types",
                         "full_attention if sliding_window is null or use_sliding_window is false")
-        return
+        return False
     first = config.int("max_window_layers", row.full_layers or 0)
     windowed = [kind == "sliding_attention" for kind in types] if types is not None else \
         windowed_layers(layers, period) if period else [i >= first for i in range(layers)]
@@ -307,6 +363,24 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, period:
                     "with a window have model_type mistral)")
     if any(windowed):
         set_window(kv, row.name, window, windowed)
+    return True
+
+
+def compose_rope(kv: dict[str, Value], row: Architecture, has_window: bool) -> None:
+    """Set for each layer which RoPE it has, as ``window_rope`` of the row states.
+
+    Args:
+        kv: hyper-parameters, which include the layers with the window.
+        row: architecture of the model.
+        has_window: True if the model has a sliding window.
+    """
+    layers = cast(int, kv[f"{row.name}.block_count"])
+    windowed = cast(list[int], kv.get("mpool.window_layers", [0] * layers))
+    if row.window_rope == "only" and has_window:
+        kv["mpool.rope_layers"] = [one - 1 for one in windowed]
+    elif row.window_rope == "own" and any(windowed):
+        kv.setdefault("mpool.rope_local_base", kv[f"{row.name}.rope.freq_base"])
+        kv["mpool.rope_layers"] = list(windowed)
 
 
 def windowed_layers(layers: int, period: int) -> list[bool]:
@@ -329,6 +403,14 @@ def window_pattern(table: Fields, name: str, period: int) -> list[bool]:
     if len(windowed) != layers:
         table.fail(key, f"{len(windowed)} values", f"{layers} values, one per layer")
     return windowed
+
+
+def complete_windows(table: Fields, name: str, row: Architecture, kv: dict[str, Value]) -> None:
+    """Set the windows of the layers of a GGUF file, and their RoPE, if the row of the architecture has a period."""
+    window = table.int(f"{name}.attention.sliding_window", 0, low=0) if row.period else 0
+    if window:
+        set_window(kv, row.name, window, window_pattern(table, name, row.period))
+    compose_rope(kv, row, window > 0)
 
 
 def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) -> None:

@@ -119,6 +119,8 @@ def _route(kv: dict[str, Value], normalise: bool, scale: float) -> None:
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     a, key = "nemotron_h", f"{name}.feed_forward_length"
+    if f"{name}.attention.layer_norm_rms_epsilon" not in table:  # llama.cpp's converter may write the other key alone
+        kv[f"{a}.attention.layer_norm_rms_epsilon"] = table.number(f"{name}.attention.layer_norm_epsilon", above=0.0)
     heads = kv_heads(table, name, kv, a)
     widths = table.list(key, of=int, limit=MAX_LAYERS) if isinstance(table.get(key), list) else [0] * len(heads)
     experts = table.int(f"{name}.expert_count", 0, low=0, high=4096)

@@ -16,7 +16,7 @@ _SHARED = (*decoder(experts=True, shared="shared_expert", qkv_bias=True),
 
 
 def read_experts(config: Fields, row: Architecture, kv: dict[str, Value], *, normalise: bool) -> set[str]:
-    """Read the keys of the experts and of the shared expert.
+    """Read the keys of the router, the layers with experts and the shared expert.
 
     Args:
         config: contents of config.json.
@@ -27,26 +27,17 @@ def read_experts(config: Fields, row: Architecture, kv: dict[str, Value], *, nor
     Returns:
         the keys that were read.
     """
-    a, usual = row.name, row.defaults
-    key = "num_experts" if "num_experts" in config else "num_local_experts"
-    experts = config.int(key, usual["num_experts"], low=1, high=4096)
-    kv[f"{a}.expert_count"] = experts
-    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", usual["num_experts_per_tok"], low=1, high=experts)
-    kv[f"{a}.expert_feed_forward_length"] = config.int("moe_intermediate_size", usual["moe_intermediate_size"], low=1,
-                                                       high=MAX_WIDTH)
     kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", normalise)
     layers, step = config.int("num_hidden_layers", low=1), config.int("decoder_sparse_step", 1, low=1)
     dense = set(config.list("mlp_only_layers", [], of=int, limit=MAX_LAYERS))
     kv["mpool.dense_layers"] = [int(i in dense or (i + 1) % step != 0) for i in range(layers)]
-    shared = usual.get("shared_expert_intermediate_size")
+    shared = row.defaults.get("shared_expert_intermediate_size")
     if shared:
-        kv[f"{a}.expert_shared_feed_forward_length"] = config.int("shared_expert_intermediate_size", shared, low=1,
-                                                                  high=MAX_WIDTH)
+        kv[f"{row.name}.expert_shared_feed_forward_length"] = config.int("shared_expert_intermediate_size", shared,
+                                                                         low=1, high=MAX_WIDTH)
     else:
         require_values(config, {"shared_expert_intermediate_size": (None, 0)})
-    return {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-            "decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_aux_loss_coef",
-            "shared_expert_intermediate_size"}
+    return {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"}
 
 
 def _read(config: Fields, row: Architecture) -> Config:

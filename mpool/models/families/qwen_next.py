@@ -182,7 +182,7 @@ ROWS = (
     _row("qwen3next", ("Qwen3NextForCausalLM",), _tensors(*_GROUPED, experts=True), model_types=("qwen3_next",),
          defaults=_USUAL | {"num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10}),
     _row("qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _tensors(*_SEPARATE, experts=False),
-         model_types=("qwen3_5_text", "qwen3_5"), defaults=_USUAL | {"num_key_value_heads": 4}),
+         model_types=("qwen3_5_text", "qwen3_5"), defaults={"head_dim": 256, "num_key_value_heads": 4}),
     _row("qwen35moe", _MOE[0], _tensors(*_SEPARATE, experts=True), model_types=_MOE[1],
          defaults=_USUAL | {"num_key_value_heads": 2}),
     # published folders join the gate and up projections of all experts; transformers saves them one by one

@@ -68,7 +68,7 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "parallel_attention": (False,), "layer_norm_type": (), "norm_type": (), "alibi": (False,), "use_alibi": (False,),
     "attention_window": (None,), "sliding_window": (None,), "use_sliding_window": (False,),
     "quantization_config": (None,), "compression_config": (None,), "quantization": (None,),
-    "matryoshka_dimensions": None,
+    "matryoshka_dimensions": None, "compression_ratio": (1,),
 }
 
 

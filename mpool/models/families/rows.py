@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..fields import Fields
 from ..spec import Value
@@ -188,7 +188,12 @@ class Architecture:
         biases: keys of config.json that select the biases of linear layers, of decoders whose class in transformers
             reads such keys.
         defaults: values of keys that a decoder's config.json may omit, where the class in transformers has other
-            defaults than Llama's.
+            defaults than Llama's. If they have ``num_experts``, the layers have experts.
+        period: if not 0, models with a sliding window whose files do not list the layers have full attention in every
+            ``period``-th layer, and the window in the others.
+        window_rope: RoPE in models with a sliding window. ``"all"``: all layers have the same. ``"only"``: layers with
+            full attention have none. ``"own"``: layers with the window have one without scaling, whose base may differ.
+        rope_neox: False if folders store the two components of a rotary pair as neighbours.
         extra_sizes: function that computes further sizes from the hyper-parameters, the sizes and the architecture's
             name: letters of tensor shapes, and names in the conditions of tensors.
     """
@@ -216,6 +221,9 @@ class Architecture:
     marker: tuple[str, str] = ("", "")
     biases: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    period: int = 0
+    window_rope: Literal["all", "only", "own"] = "all"
+    rope_neox: bool = True
     extra_sizes: Callable[[dict[str, Any], dict[str, int], str], dict[str, int]] | None = None
 
     @property

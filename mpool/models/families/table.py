@@ -9,8 +9,11 @@ from . import (
     deberta,
     deepseek,
     embedders,
+    ernie,
+    exaone,
     falcon,
     gemma,
+    glm,
     gpt_oss,
     granite,
     gte,
@@ -19,6 +22,7 @@ from . import (
     jina_v5,
     lfm,
     llama,
+    mistral,
     modernbert,
     mpnet,
     nemotron,
@@ -27,6 +31,7 @@ from . import (
     phi,
     qwen_moe,
     qwen_next,
+    seed_oss,
     smollm,
 )
 from .rows import Architecture
@@ -37,6 +42,8 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *qwen_next.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS,
                                   *granite.ROWS, *phi.ROWS, *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS,
-                                  *nemotron.ROWS, *falcon.ROWS)
+                                  *nemotron.ROWS,
+                                  *mistral.ROWS, *glm.ROWS, *ernie.ROWS, *exaone.ROWS, *seed_oss.ROWS,
+                                  *falcon.ROWS)
 
 __all__ = ["ROWS"]

@@ -42,7 +42,7 @@ _OF_VALUE_HEADS = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out")
 _LAYER = re.compile(r"blk\.\{\}\.(" + "|".join(map(re.escape, LAYERS)) + r")\.weight")
 _PART = re.compile(r"(.+)\[(\d+)\]")
 #: Architectures whose GGUF files interleave the halves of each head in the rows of queries and keys.
-_INTERLEAVED = frozenset({"llama", "smollm3", "granite", "granitehybrid"})
+_INTERLEAVED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3"})
 #: Architectures whose GGUF files have other orders of value heads than folders.
 _TILED = frozenset({"qwen35", "qwen35moe"})
 #: Keys of patterns without operators: see :class:`_Pattern`.

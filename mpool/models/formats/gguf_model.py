@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import FormatError, LimitError, Unsupported
 from ...records import logger
 from .. import architectures
+from ..families.llama import complete_windows
 from ..families.reading import ACTIVATIONS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, activation
 from ..families.rows import Architecture
 from ..families.table import ROWS
@@ -269,6 +270,9 @@ def _add_defaults(table: Fields, row: Architecture, name: str, kv: dict[str, Val
     if scaling != "none":
         table.number(f"{name}.rope.scaling.factor", above=0.0)
     table.int(f"{name}.attention.sliding_window", 0, low=0)
+    if kv.get(f"{row.name}.expert_count"):
+        kv.setdefault(f"{row.name}.expert_feed_forward_length", kv.get(f"{row.name}.feed_forward_length", 0))
+    complete_windows(table, name, row, kv)
     if row.complete is not None:
         row.complete(table, name, kv)
 

@@ -532,6 +532,41 @@ def qwen3(layers: int, head_dim: int = 16) -> Any:
     return transformers.Qwen3Model(config).eval()
 
 
+def lfm2(layers: int, taps: int = 3) -> Any:
+    config = transformers.Lfm2Config(**_GROUPED, num_hidden_layers=layers, norm_eps=1e-4, use_cache=False,
+                                     conv_L_cache=taps, conv_bias=taps > 3, block_multiple_of=8,
+                                     layer_types=["conv", "full_attention", "conv", "conv"][:layers])
+    return transformers.Lfm2Model(config).eval()
+
+
+def lfm2_both_ways(model: Any, ids: Any) -> Any:
+    """Return the hidden states of a Lfm2Model as Lfm2BidirectionalModel of newer versions of transformers computes
+    them: attention has no mask, and a convolution has as many taps before its row as after it."""
+    def centred(conv: Any, states: Any) -> Any:
+        before, gate, x = conv.in_proj(states).transpose(1, 2).chunk(3, 1)
+        mixed = torch.nn.functional.conv1d(before * x, conv.conv.weight, conv.conv.bias, groups=x.shape[1],
+                                           padding=conv.conv.weight.shape[-1] // 2)
+        return conv.out_proj((gate * mixed).transpose(1, 2))
+
+    own = [layer.conv for layer in model.layers if not layer.is_attention_layer]
+    for conv in own:
+        conv.forward = lambda hidden_states, conv=conv, **named: centred(conv, hidden_states)
+    mask = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
+    found = model(ids, attention_mask={"full_attention": mask, "conv": None}).last_hidden_state
+    for conv in own:
+        del conv.forward
+    return found
+
+
+def save_lfm2(model: Any, folder: Path) -> None:
+    """Save in the layout of LFM2.5-Embedding, which has custom code for both directions."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Lfm2BidirectionalModel"],
+               "auto_map": {"AutoModel": "modeling_lfm2_bidirectional.Lfm2BidirectionalModel"}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def qwen2(layers: int) -> Any:
     config = transformers.Qwen2Config(**_GROUPED, num_hidden_layers=layers, is_causal=False)
     return transformers.Qwen2Model(config).eval()
@@ -689,6 +724,8 @@ ENCODERS: dict[str, Encoder] = {
     "gte_published": Encoder(ntk_gte, 96, save=save_gte),
     "qwen3_embedding": Encoder(qwen3, 96, pooling="lasttoken"),
     "qwen3_embedding_heads": Encoder(lambda layers: qwen3(layers, 10), 96, pooling="lasttoken"),
+    "lfm2_embedding": Encoder(lfm2, 96, save=save_lfm2, pooling="cls", states=lfm2_both_ways),
+    "lfm2_embedding_causal": Encoder(lambda layers: lfm2(layers, 5), 96, pooling="mean"),
     "llama_embedding_qwen2": Encoder(qwen2, 96, pooling="lasttoken"),
     "llama_embedding_published": Encoder(qwen2, 96, save=save_qwen2, pooling="mean"),
     "llama_embedding_eurobert": Encoder(lambda layers: eurobert(layers, num_key_value_heads=6), 96, pooling="mean"),

@@ -153,6 +153,13 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                              "shared_intermediate_size": 112, "position_embedding_type": "rope", "mamba_n_heads": 3,
                              "mamba_expand": 1, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_conv_bias": False,
                              "mamba_proj_bias": True, "attention_bias": True, "time_step_limit": (0.4, 0.9)}),
+    "granitemoe": ("GraniteMoeConfig", "GraniteMoeForCausalLM",
+                   {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
+                    "logits_scaling": 4.0, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "granitemoe_shared": ("GraniteMoeSharedConfig", "GraniteMoeSharedForCausalLM",
+                          {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
+                           "logits_scaling": 4.0, "num_local_experts": 4, "num_experts_per_tok": 3,
+                           "shared_intermediate_size": 80, "attention_bias": True}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {"sliding_window": 90}),
     "phi3_partial": ("Phi3Config", "Phi3ForCausalLM",
                      {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
@@ -183,6 +190,37 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                           "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
     "olmo2_biased": ("Olmo2Config", "Olmo2ForCausalLM", {"attention_bias": True, "hidden_act": "gelu"}),
+    "olmo2_3": ("Olmo3Config", "Olmo3ForCausalLM",
+                {"sliding_window": 60, "rope_parameters": {
+                    "full_attention": {"rope_type": "yarn", "rope_theta": 3e4, "factor": 4.0,
+                                       "original_max_position_embeddings": 100},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 3e4}}}),
+    "olmo2_3_own": ("Olmo3Config", "Olmo3ForCausalLM",
+                    {"sliding_window": 30, "attention_bias": True, "rope_parameters": {
+                        "full_attention": {"rope_type": "default", "rope_theta": 3e4},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 2e3}}}),
+    "llama_mixtral": ("MixtralConfig", "MixtralForCausalLM",
+                      {"head_dim": 20, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mistral3": ("Ministral3Config", "Ministral3ForCausalLM",
+                 {"head_dim": 20, "rope_parameters": {
+                     "rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                     "mscale": 1.0, "mscale_all_dim": 0.7, "original_max_position_embeddings": 60,
+                     "llama_4_scaling_beta": 0.3}}),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {"head_dim": 20, "partial_rotary_factor": 0.6}),
+    "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"head_dim": 20}),
+    "ernie4_5_biased": ("Ernie4_5Config", "Ernie4_5ForCausalLM",
+                        {"head_dim": 12, "use_bias": True, "hidden_act": "gelu"}),
+    "exaone4": ("Exaone4Config", "Exaone4ForCausalLM",
+                {"sliding_window": None,
+                 "rope_parameters": {"rope_type": "llama3", "rope_theta": 30000.0, "factor": 8.0,
+                                     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                     "original_max_position_embeddings": 64}}),
+    "exaone4_window": ("Exaone4Config", "Exaone4ForCausalLM",
+                       {"head_dim": 20, "sliding_window": 60,
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 30000.0}}),
+    "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {"head_dim": 20}),
+    "seed_oss_biased": ("SeedOssConfig", "SeedOssForCausalLM",
+                        {"head_dim": 12, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM",
                 {"sliding_window": 60, "logit_scale": 0.7, "layer_norm_eps": 1e-3,
                  "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}}),
@@ -223,6 +261,10 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
+               "olmo2_3_own": ["full_attention", "sliding_attention", "full_attention"],
+               "olmo2_3": ["full_attention", "sliding_attention", "full_attention"],
+               "exaone4_window": ["full_attention", "sliding_attention", "full_attention"],
+               "exaone4": ["full_attention"] * 3,
                "granite_hybrid": ["attention"] * 3,
                "granitehybrid": ["full_attention", "linear_attention", "linear_attention"],
                "granitehybrid_dense": ["full_attention", "linear_attention", "full_attention"],
@@ -242,7 +284,7 @@ FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_lon
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
                 "lfm2_biased", "qwen35_biased", "lfm2moe_plain", "granitehybrid_dense", "nemotron_h_dense",
-                "falcon_h1_plain")
+                "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased", "falcon_h1_plain")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.

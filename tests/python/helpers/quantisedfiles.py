@@ -35,6 +35,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama_tied": ("llama_rope3", {"tie": True}, "smollm"),
     "llama_linear": ("llama_linear", {}, "gpt-2"),
     "llama_yarn": ("llama_yarn", {}, "qwen2"),
+    "llama_mixtral": ("llama_mixtral", {}, "llama-bpe"),
     "qwen2": ("qwen2", {}, "qwen2"),
     "qwen3": ("qwen3", {"tie": True}, "qwen2"),
     "qwen3moe": ("qwen3moe", {"layers": 3}, "qwen2"),

@@ -60,7 +60,8 @@ def masked_model(kind: str, **more: Any) -> Any:
     """Return a seeded masked language model.
 
     Args:
-        kind: ``bert``, ``roberta``, ``xlm_roberta``, ``modernbert``, ``mpnet``, ``distilbert`` or ``electra``.
+        kind: ``bert``, ``roberta``, ``xlm_roberta``, ``modernbert``, ``mpnet``, ``distilbert``, ``electra``, or
+            ``lfm2``, a causal model.
         more: further keys of the configuration.
     """
     sizes: dict[str, Any] = dict(SIZES, max_position_embeddings=80)
@@ -75,10 +76,13 @@ def masked_model(kind: str, **more: Any) -> Any:
                      n_heads=sizes["num_attention_heads"])
     elif kind == "electra":
         sizes |= dict(embedding_size=24)
+    elif kind == "lfm2":
+        sizes |= dict(num_key_value_heads=1, pad_token_id=0, eos_token_id=3, block_auto_adjust_ff_dim=False,
+                      layer_types=["full_attention", *["conv"] * (sizes["num_hidden_layers"] - 1)])
     names = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "modernbert": "ModernBert",
-             "mpnet": "MPNet", "distilbert": "DistilBert", "electra": "Electra"}
+             "mpnet": "MPNet", "distilbert": "DistilBert", "electra": "Electra", "lfm2": "Lfm2"}
     config = getattr(transformers, f"{names[kind]}Config")(**sizes, **more)
-    model = getattr(transformers, f"{names[kind]}ForMaskedLM")(config).eval()
+    model = getattr(transformers, f"{names[kind]}For{'CausalLM' if kind == 'lfm2' else 'MaskedLM'}")(config).eval()
     randomise(model, 7)
     model.tie_weights()
     return model
@@ -170,7 +174,7 @@ def write_colbert(folder: Path, dense: list[tuple[int, int]], kind: str = "bert"
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
-    getattr(masked_model(kind), {"modernbert": "model"}.get(kind, kind)).save_pretrained(folder)
+    getattr(masked_model(kind), {"modernbert": "model", "lfm2": "model"}.get(kind, kind)).save_pretrained(folder)
     write_tokenizer(folder)
     modules = [("", "sentence_transformers.models.Transformer")]
     for at, (size, out) in enumerate(dense, 1):

@@ -80,6 +80,8 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     if arch == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_logit_scale(config.logit_scale)
+    elif arch == "nemotron_h_moe":
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         writer.add_layer_norm_rms_eps(getattr(config, "norm_eps", None) or config.rms_norm_eps)
     head = getattr(config, "head_dim", None)
@@ -101,8 +103,14 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
         original = rope["original_max_position_embeddings"]
         stretch = config.max_position_embeddings / original
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
-    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2") and config.sliding_window:
+    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2", "olmo2", "exaone4") \
+            and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if arch == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     experts = next(filter(None, (getattr(config, key, None) for key in ("n_routed_experts", "num_local_experts",
                                                                         "num_experts"))), None)
     if experts:
@@ -111,13 +119,14 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     if hasattr(config, "linear_num_key_heads"):
         _write_delta_sizes(writer, arch, config, drafts)
-    if arch == "qwen2moe":
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    shared = getattr(config, "shared_expert_intermediate_size", 0) or getattr(config, "shared_intermediate_size", 0)
+    if shared:
+        writer.add_expert_shared_feed_forward_length(shared)
     if arch == "lfm2moe":
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
-    if arch in ("granite", "granitehybrid"):
+    if arch in ("granite", "granitehybrid", "granitemoe"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
@@ -257,8 +266,6 @@ def _write_delta_sizes(writer: Any, arch: str, config: Any, drafts: int) -> None
         writer.add_array(f"{arch}.attention.recurrent_layers", types)
     if arch != "qwen3next":
         writer.add_rope_dimension_sections([11, 11, 10, 0])
-    if arch != "qwen35":
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
 def _delta_parts(name: str, data: np.ndarray, config: Any) -> dict[str, np.ndarray]:
@@ -318,12 +325,14 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     """
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss",
-            "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+            "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "olmo3": "olmo2", "mixtral": "llama",
+            "ministral3": "mistral3", "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid",
             "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
-            "qwen3_5_moe_text": "qwen35moe", "granitemoehybrid": "granitehybrid",
-            "nemotron_h": "nemotron_h_moe", "falcon_h1": "falcon-h1"}.get(config.model_type, config.model_type)
+            "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe",
+            "falcon_h1": "falcon-h1"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
-    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid")
+    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid", "granitemoe",
+                                                           "mistral3")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
@@ -349,6 +358,11 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
                 continue
             for part, values in _expert_parts(name, data, arch == "gpt-oss").items():
                 _add(writer, f"blk.{name.split('.')[2]}.ffn_{part}", values, experts if values.ndim == 3 else None)
+            continue
+        if "shared_mlp." in name:
+            for part, values in zip(("gate", "up") if "input" in name else ("down",),
+                                    np.split(data, 2) if "input" in name else [data]):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_shexp.weight", np.ascontiguousarray(values))
             continue
         if name.endswith("self_attn.sinks"):
             writer.add_tensor(f"blk.{name.split('.')[2]}.attn_sinks.weight", data)

@@ -129,8 +129,12 @@ def _decoder(folder: Path, family: str, generation: dict[str, object] | None, co
     torch.manual_seed(11)
     make = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
             "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+            "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
             "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM)}[family]
-    extra = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False} if family == "lfm2" else {}
+    extra = {"lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+             "qwen3_5": {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16,
+                         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+                         "linear_value_head_dim": 20}}.get(family, {})
     config = make[0](vocab_size=vocab, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
                      num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.4, bos_token_id=0,
                      eos_token_id=2, pad_token_id=0, tie_word_embeddings=False, **extra)
@@ -152,6 +156,11 @@ def qwen2(folder: Path, generation: dict[str, object] | None = None, context: in
 def lfm2(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:
     """Save the same model as an LFM2, whose first layer has a state."""
     return _decoder(folder, "lfm2", generation, context)
+
+
+def qwen3_5(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:
+    """Save a Qwen3.5 of these sizes, whose first layer is a gated delta net."""
+    return _decoder(folder, "qwen3_5", generation, context)
 
 
 _made: dict[str, Path] = {}

@@ -221,12 +221,13 @@ def test_ollamas_gguf_of_embedding_gemma(tmp_path: Path) -> None:
         assert found.spec.kv[key] == (pytest.approx(value) if isinstance(value, float) else value), key
 
 
-@pytest.mark.parametrize("name", ["Qwen3", "Qwen2"])
+@pytest.mark.parametrize("name", ["Qwen3", "Qwen2", "Lfm2"])
 def test_gguf_of_a_decoder(pool: mpool.Pool, tmp_path: Path, name: str) -> None:
     """A GGUF file with a pooling type is an embedding model; without one it is a language model."""
     config = getattr(transformers, f"{name}Config")(
         vocab_size=157, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
-        max_position_embeddings=64, num_hidden_layers=2, eos_token_id=1, tie_word_embeddings=True)
+        max_position_embeddings=64, num_hidden_layers=2, eos_token_id=1, tie_word_embeddings=True,
+        **({"layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False} if name == "Lfm2" else {}))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     randomise(model, 5)
     model.tie_weights()

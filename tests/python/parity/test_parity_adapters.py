@@ -23,6 +23,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 26}),
     "granite": ("Granite", {"residual_multiplier": 0.7}),
     "gemma2": ("Gemma2", {"head_dim": 14}),
+    "glm4": ("Glm4", {"head_dim": 20}),
+    "qwen2moe": ("Qwen2Moe", {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                              "shared_expert_intermediate_size": 52}),
 }
 
 
@@ -42,7 +45,8 @@ def expected(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("family", "rank"), [("llama", 1), ("llama", 8), ("llama", 16), ("llama", 33), ("qwen2", 16),
-                                              ("qwen3", 8), ("granite", 16), ("gemma2", 5)])
+                                              ("qwen3", 8), ("granite", 16), ("gemma2", 5), ("glm4", 7),
+                                              ("qwen2moe", 8)])
 def test_logits(tmp_path: Path, family: str, rank: int) -> None:
     model = make(family)
     folder, found = save(tmp_path / "base", model), matrices(model, rank, 5)

@@ -204,7 +204,7 @@ def check_both_tasks(pool: mpool.Pool, folder: Path, other: Path | None = None) 
      None),
     ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 32, "document_length": 300,
       "attend_to_expansion_tokens": False, "skiplist_words": ["w5", "."]}, 32)])
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "lfm2"])
 def test_pylate(pool: mpool.Pool, tmp_path: Path, kind: str, settings: dict[str, Any], length: int | None) -> None:
     folder = write_colbert(tmp_path / "colbert", [(48, 40), (40, 24)] if length == 12 else [(48, 24)], kind, **settings)
     queries = check_both_tasks(pool, folder)
