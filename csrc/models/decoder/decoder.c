@@ -137,7 +137,7 @@ static int run_sublayer(const mp_decoder_pass *pass, mp_decoder_view *view, cons
     for (int m = 0; m < sub->mixers; m++) {
         const mp_mixer *mixer = sub->mixer[m];
         view->outputs_only = last && m == sub->mixers - 1;
-        const mp_mixed mixed = mixer->ops->mix(pass, view, mixer, in, sub->scale);
+        const mp_mixed mixed = mixer->ops->mix(pass, view, mixer, in, sub->scale * mixer->scale);
         if (view->outputs_only)
             first = keep_outputs(pass, view, sub->ffns > 0 ? in : NULL, &mixed);
         if (view->rows == 0)

@@ -11,6 +11,7 @@ mp_mixer *mp_sublayer_add_mixer(mp_sublayer *sub, const mp_mixer_ops *ops) {
     if (!mixer)
         return NULL;
     mixer->ops = ops;
+    mixer->scale = 1;
     sub->mixer[sub->mixers++] = mixer;
     return mixer;
 }
@@ -162,6 +163,7 @@ static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, boo
     ffn->mlp.gated = reader->gated;
     ffn->mlp.ffn = width;
     ffn->mlp.act = model->act;
+    ffn->mlp.gate_scale = reader->gate_scale;
     MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, up + first, 2 - first, model->hidden, 1, error));
     MP_TRY(mp_reader_linear(reader, &ffn->mlp.down, &down, 1, width, model->residual_scale, error));
     return shared ? read_row_gate(reader, &ffn->mlp, error) : MP_OK;
@@ -214,14 +216,19 @@ static mp_status read_norms(const mp_layer_reader *reader, mp_sublayer *sub, con
     return MP_OK;
 }
 
-static mp_status add_mixer(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
-    if (reader->mixer != &mp_mixer_latent)
+static mp_status add_mixer(const mp_layer_reader *reader, const mp_mixer_ops *ops, mp_sublayer *sub, mp_error *error) {
+    const mp_spec *spec = mp_weights_spec(reader->model->weights);
+    double scale = 1;
+    if (ops != &mp_mixer_latent)
         MP_TRY(refuse_own(reader, "attn_kv_a_mqa", error));
-    mp_mixer *mixer = mp_sublayer_add_mixer(sub, reader->mixer);
+    mp_mixer *mixer = mp_sublayer_add_mixer(sub, ops);
     if (!mixer)
         return mp_fail_memory(error, sizeof *mixer, "a block of a layer");
-    if (mixer->ops->sizes)
-        MP_TRY(mixer->ops->sizes(mp_weights_spec(reader->model->weights), mixer, error));
+    MP_TRY(mp_spec_float(spec, ops->sizes ? "mpool.recurrent_scale" : "mpool.mixed_scale", 1e-9, 1e9, &scale, &scale,
+                         error));
+    mixer->scale = (float)scale;
+    if (ops->sizes)
+        MP_TRY(ops->sizes(spec, mixer, error));
     return mixer->ops->read(reader, mixer, error);
 }
 
@@ -240,9 +247,11 @@ enum { MIXERS = sizeof mixers / sizeof *mixers, ATTENTION = 0 };
 /* Reads the kinds of mixers. */
 static mp_status read_mixers(const mp_spec *spec, int layers, int64_t *mixes, mp_error *error) {
     int64_t attention = ATTENTION;
+    bool beside = false;
+    MP_TRY(mp_spec_bool(spec, "mpool.attention_beside", &beside, &beside, error));
     MP_TRY(mp_spec_ints(spec, "mpool.layer_mixers", layers, 0, MIXERS - 1, &attention, mixes, error));
     for (int i = 0; i < layers; i++)
-        if (mixes[i] == ATTENTION)
+        if (beside || mixes[i] == ATTENTION)
             return MP_OK;
     return mp_fail(error, MP_UNSUPPORTED, "no layer has attention, which mpool does not support");
 }
@@ -273,32 +282,42 @@ static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_layer_
     if (has == MP_LAYER_FFN)
         MP_TRY(refuse_own(reader, "attn_output", error));
     else
-        MP_TRY(add_mixer(reader, first, error));
+        MP_TRY(add_mixer(reader, reader->mixer, first, error));
+    if (has != MP_LAYER_FFN && reader->beside && reader->mixer->state)
+        MP_TRY(add_mixer(reader, &mp_mixer_attention, first, error));
     if (has == MP_LAYER_MIXER)
         MP_TRY(refuse_own(reader, "ffn_down", error));
     else
         MP_TRY(add_ffns(reader, second, dense, error));
     MP_TRY(read_norms(reader, first, "attn_norm", "post_attention_norm", error));
-    return one ? refuse_own(reader, "ffn_norm", error)
-               : read_norms(reader, second, "ffn_norm", "post_ffw_norm", error);
+    if (one)
+        return refuse_own(reader, "ffn_norm", error);
+    MP_TRY(read_norms(reader, second, "ffn_norm", "post_ffw_norm", error));
+    second->scale *= reader->ffn_scale;
+    return MP_OK;
 }
 
 mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error) {
     const bool latent = (args->flags & MP_DECODER_LATENT_ATTENTION) != 0;
     const mp_mixer_ops *const attention = latent ? &mp_mixer_latent : &mp_mixer_attention;
-    bool dense[MP_DECODER_LAYERS], gated = true, one_norm = false;
+    bool dense[MP_DECODER_LAYERS], gated = true, one_norm = false, beside = false;
+    double gate_scale = 1, ffn_scale = 1;
     int64_t has[MP_DECODER_LAYERS], mixes[MP_DECODER_LAYERS], both = MP_LAYER_BOTH;
     MP_TRY(read_dense_layers(model, args->spec, dense, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.gated_ffn", &gated, &gated, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.one_norm", &one_norm, &one_norm, error));
+    MP_TRY(mp_spec_bool(args->spec, "mpool.attention_beside", &beside, &beside, error));
+    MP_TRY(mp_spec_float(args->spec, "mpool.gate_scale", 1e-9, 1e9, &gate_scale, &gate_scale, error));
+    MP_TRY(mp_spec_float(args->spec, "mpool.ffn_scale", 1e-9, 1e9, &ffn_scale, &ffn_scale, error));
     MP_TRY(mp_spec_ints(args->spec, "mpool.layer_blocks", model->layer_count, MP_LAYER_BOTH, MP_LAYER_FFN, &both, has,
                         error));
     MP_TRY(read_mixers(args->spec, model->layer_count, mixes, error));
     model->last_mixed = -1;
     for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
         const mp_mixer_ops *const mixer = mixes[i] == ATTENTION ? attention : mixers[mixes[i]];
-        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset, gated, one_norm, mixer};
+        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset, gated, one_norm, beside,
+                                        (float)gate_scale, (float)ffn_scale, mixer};
         MP_TRY(read_layer(&reader, dense[i], (mp_layer_has)has[i], &model->layers[i], error));
         if (mp_layer_mixer(&model->layers[i], 0, NULL))
             model->last_mixed = i;

@@ -24,6 +24,18 @@ static mp_status read_norm(const mp_layer_reader *reader, mp_recurrent *own, mp_
     return mp_builder_vector(reader->builder, &own->norm.weight, name, inner, error);
 }
 
+/* Reads the factors on the parts of the projection, if the spec has any. */
+static mp_status read_scales(const mp_spec *spec, mp_recurrent *own, mp_error *error) {
+    const mp_value *list = mp_spec_find(spec, "mpool.ssm_scales");
+    if (!list)
+        return MP_OK;
+    if (list->type != MP_VALUE_FLOATS || list->count != 5)
+        return mp_fail(error, MP_FORMAT, "`mpool.ssm_scales` must be five numbers");
+    for (int i = 0; i < 5; i++)
+        own->scales[i] = (float)list->as.reals[i];
+    return MP_OK;
+}
+
 static mp_status mamba2_read(const mp_layer_reader *reader, mp_mixer *mixer, mp_error *error) {
     const mp_decoder *model = reader->model;
     const mp_spec *spec = mp_weights_spec(model->weights);
@@ -35,6 +47,7 @@ static mp_status mamba2_read(const mp_layer_reader *reader, mp_mixer *mixer, mp_
     MP_TRY(mp_spec_float(spec, "mpool.step_low", 0, 1e9, &none, &low, error));
     MP_TRY(mp_spec_float(spec, "mpool.step_high", 0, 1e9, &any, &high, error));
     MP_TRY(mp_spec_bool(spec, "mpool.norm_then_gate", &own->norm_then_gate, &own->norm_then_gate, error));
+    MP_TRY(read_scales(spec, own, error));
     own->step_low = (float)low;
     own->step_high = (float)high;
     MP_TRY(mp_reader_linear(reader, &own->in, &in, 1, model->hidden, 1, error));
@@ -53,6 +66,23 @@ static void mamba2_needs(const mp_decoder *model, const mp_mixer *mixer, int M, 
     (void)model;
     (void)most_blocks;
     mp_matrix_needs(mixer, M, 0, needs);
+}
+
+/* Multiplies the parts of the thread's share of the rows by their factors. Ends with a barrier if there are any. */
+static void scale_parts(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
+    const int64_t keys = mp_matrix_keys(&own->matrix), values = mp_matrix_values(&own->matrix);
+    const int64_t widths[] = {values, values, keys, keys, own->matrix.heads};
+    int64_t begin, end;
+    if (own->scales[0] == 0)
+        return;
+    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++) {
+        float *part = at->projected + r * own->in.N;
+        for (int p = 0; p < 5; part += widths[p++])
+            for (int64_t i = 0; i < widths[p]; i++)
+                part[i] *= own->scales[p];
+    }
+    mp_team_barrier(view->context.thread);
 }
 
 /* Computes step * x and the decays of the thread's share of the rows, in the columns of x and step of `projected`. */
@@ -119,6 +149,7 @@ static mp_mixed mamba2_mix(const mp_decoder_pass *pass, const mp_decoder_view *v
                                 .ldq = channels, .ldv = own->in.N, .ldo = values, .ld_gates = own->in.N};
     mp_row_linear(&view->context, &own->in, in, own->in.K, view->rows, NULL, at.projected, own->in.N);
     mp_team_barrier(thread);
+    scale_parts(view, own, &at);
     mp_matrix_convolve(pass, view, own, at.projected + values, at.mixed);
     mp_team_barrier(thread);
     prepare(view, own, &at);

@@ -85,6 +85,7 @@ typedef struct mp_recurrent { /* a mixer with a state */
     float *decay, *step_bias; /* [heads] */
     float *skip;              /* [heads] (decoder/mamba2.c, with the fields below) */
     float step_low, step_high;
+    float scales[5]; /* factors on the parts z, x, B, C and step of the projection; scales[0] 0: none */
     bool norm_then_gate;
     mp_norm norm;
     size_t state_at, log_at; /* place of its parts in the state and in the log */
@@ -93,6 +94,7 @@ typedef struct mp_recurrent { /* a mixer with a state */
 struct mp_mixer {
     const mp_mixer_ops *ops;
     mp_linear out; /* output projection */
+    float scale;   /* factor on the output, besides that of the sublayer */
     mp_paged_attention attention;
     mp_recurrent recurrent;
     mp_latent_projections latent; /* mp_mixer_latent */
@@ -114,6 +116,8 @@ struct mp_layer_reader {
     float norm_offset; /* added to the weights of norms */
     bool gated;        /* networks that are no mixtures are gated; otherwise plain */
     bool one_norm;     /* mixer and network of a layer read the same normed rows */
+    bool beside;       /* layers with another mixer have attention beside it */
+    float gate_scale, ffn_scale; /* factors on gates, and on the outputs of networks with a norm of their own */
     const mp_mixer_ops *mixer; /* kind of the layer's mixer */
 };
 

@@ -75,8 +75,11 @@ static const float *activate_rows(const mp_row_context *context, const mp_mlp *m
     for (int64_t r = row0; r < row1; r++) {
         float *const row = inner + r * width, *const to = out + r * *ld;
         const float factor = row_factor(mlp, in + r * ld_in, scale);
+        const bool scaled = mlp->gated && mlp->gate_scale != 0 && mlp->gate_scale != 1;
+        for (int64_t i = 0; scaled && i < ffn; i++)
+            to[i] = row[i] * mlp->gate_scale;
         if (mlp->gated) {
-            call->gated(mlp->act, row, row + ffn, ffn, to);
+            call->gated(mlp->act, scaled ? to : row, row + ffn, ffn, to);
         } else {
             if (own)
                 memcpy(to, row, (size_t)ffn * sizeof *to);

@@ -9,6 +9,7 @@ typedef struct mp_mlp {
     mp_linear up, down; /* up: [ffn] outputs; gated: gate and up side by side, [2 ffn] */
     float *row_gate;    /* [inputs of up] each row's output is multiplied by sigmoid(row_gate . row); NULL: it is not.
                          * Not together with a bias of `down` */
+    float gate_scale;   /* factor on gates before the activation; 0: none */
     int32_t ffn;
     bool gated;
     mp_act act;

@@ -53,7 +53,6 @@ def mamba_tensors(block: str, when: str = "", *, norm: str = "") -> tuple[Tensor
         *layer(f"{block}.in_proj", "ssm_in", "BD", bias="B", when=when, biased=also("if proj_bias")),
         *layer(f"{block}.out_proj", "ssm_out", "DI", bias="D", when=when, biased=also("if out_bias")),
         *layer(f"{block}.conv1d", "ssm_conv1d", "C1L", bias="C", when=also("folder"), biased=also("if conv_bias")),
-        *layer(f"{block}.norm", "ssm_norm", "I", when=also(f"folder {norm}".strip())),
         Tensor(f"{block}.dt_bias", "blk.{}.ssm_dt.bias", "M", when),
         Tensor(f"{block}.A_log", "blk.{}.ssm_a_log", "M", also("folder")),
         Tensor(f"{block}.D", "blk.{}.ssm_d", "M", also("folder")),
@@ -61,6 +60,7 @@ def mamba_tensors(block: str, when: str = "", *, norm: str = "") -> tuple[Tensor
         Tensor("", "blk.{}.ssm_a", "M1", when),
         Tensor("", "blk.{}.ssm_d", "M1", when),
         Tensor("", "blk.{}.ssm_norm.weight", "gi", "gguf" if norm else when),
+        *layer(f"{block}.norm", "ssm_norm", "I", when=also(f"folder {norm}".strip())),
     )
 
 

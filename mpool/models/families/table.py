@@ -11,6 +11,7 @@ from . import (
     embedders,
     ernie,
     exaone,
+    falcon,
     gemma,
     glm,
     gpt_oss,
@@ -42,6 +43,7 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *qwen_moe.ROWS, *qwen_next.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS,
                                   *granite.ROWS, *phi.ROWS, *gemma.ROWS, *olmo.ROWS, *cohere.ROWS, *lfm.ROWS,
                                   *nemotron.ROWS,
-                                  *mistral.ROWS, *glm.ROWS, *ernie.ROWS, *exaone.ROWS, *seed_oss.ROWS)
+                                  *mistral.ROWS, *glm.ROWS, *ernie.ROWS, *exaone.ROWS, *seed_oss.ROWS,
+                                  *falcon.ROWS)
 
 __all__ = ["ROWS"]

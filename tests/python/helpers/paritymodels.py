@@ -249,6 +249,15 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                          {"head_dim": 26, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
                           "topk_group": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 28,
                           "norm_topk_prob": False, "mlp_bias": True}),
+    "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM",
+                  {"mamba_d_ssm": 76, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 21,
+                   "mamba_rms_norm": True, "mamba_norm_before_gate": False, "embedding_multiplier": 3.0,
+                   "lm_head_multiplier": 0.4, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
+                   "attention_out_multiplier": 0.6, "ssm_in_multiplier": 0.8, "ssm_out_multiplier": 1.4,
+                   "mlp_multipliers": [1.2, 0.7], "ssm_multipliers": [0.6, 1.1, 0.9, 1.3, 0.5]}),
+    "falcon_h1_plain": ("FalconH1Config", "FalconH1ForCausalLM",
+                        {"mamba_d_ssm": None, "mamba_n_heads": 8, "mamba_d_state": 5, "mamba_d_conv": 3,
+                         "mamba_conv_bias": False, "mlp_multipliers": [0.8, 1.5]}),
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
@@ -275,7 +284,7 @@ FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_lon
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
                 "lfm2_biased", "qwen35_biased", "lfm2moe_plain", "granitehybrid_dense", "nemotron_h_dense",
-                "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased")
+                "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased", "falcon_h1_plain")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.

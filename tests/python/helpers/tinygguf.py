@@ -137,14 +137,14 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
 
 
 #: Architectures with Mamba-2 layers.
-MAMBA = ("granitehybrid", "nemotron_h_moe")
+MAMBA = ("granitehybrid", "nemotron_h_moe", "falcon-h1")
 
 
 def _write_mamba(writer: Any, config: Any) -> None:
     """Write the keys of models with Mamba-2 layers."""
-    writer.add_head_count_kv([config.num_key_value_heads if kind == "full_attention" else 0
+    writer.add_head_count_kv([config.num_key_value_heads if kind in ("full_attention", "hybrid") else 0
                               for kind in config.layer_types])
-    is_granite = config.model_type == "granitemoehybrid"
+    is_granite = config.model_type != "nemotron_h"
     heads, head, state, groups, taps = (getattr(config, key) for key in (
         ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv") if is_granite else
         ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")))
@@ -153,6 +153,8 @@ def _write_mamba(writer: Any, config: Any) -> None:
     writer.add_ssm_group_count(groups)
     writer.add_ssm_inner_size(heads * head)
     writer.add_ssm_time_step_rank(heads)
+    if config.model_type == "falcon_h1":
+        return
     if is_granite:
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
@@ -160,6 +162,20 @@ def _write_mamba(writer: Any, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
+
+
+def _multiplied(name: str, data: np.ndarray, config: Any) -> np.ndarray:
+    """Return a tensor of Falcon-H1 with the factors of its network."""
+    inner, keys = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+    parts = np.repeat(config.ssm_multipliers, [inner, inner, keys, keys, config.mamba_n_heads])
+    gate, down = config.mlp_multipliers
+    into = config.attention_in_multiplier
+    factors = {"embed_tokens": config.embedding_multiplier, "lm_head": config.lm_head_multiplier, "q_proj": into,
+               "k_proj": into * config.key_multiplier, "v_proj": into, "o_proj": config.attention_out_multiplier,
+               "mamba.out_proj": config.ssm_out_multiplier, "gate_proj": gate, "down_proj": down,
+               "mamba.in_proj": (parts * config.ssm_in_multiplier)[:, None]}
+    found = [factor for key, factor in factors.items() if f".{key}.weight" in f".{name}"]
+    return (data * found[0]).astype(np.float32) if found else data
 
 
 def _mamba_tensor(name: str, data: np.ndarray, groups: int) -> np.ndarray:
@@ -312,7 +328,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "olmo3": "olmo2", "mixtral": "llama",
             "ministral3": "mistral3", "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid",
             "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
-            "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe"}.get(config.model_type, config.model_type)
+            "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe",
+            "falcon_h1": "falcon-h1"}.get(config.model_type, config.model_type)
     arch = arch if sections is None else "qwen2vl"
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid", "granitemoe",
                                                            "mistral3")
@@ -369,6 +386,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             data = data[:, 0]
         if arch in MAMBA:
             data = _mamba_tensor(name, data, getattr(config, "mamba_n_groups", None) or config.n_groups)
+        if arch == "falcon-h1":
+            data = _multiplied(name, data, config)
         known = name.replace(".dt_bias", ".dt_proj.bias").replace("moe.router.weight", "moe.router.layer.weight")
         if arch == "nemotron_h_moe":
             known = known.replace("model.", "backbone.")

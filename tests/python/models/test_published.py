@@ -102,6 +102,11 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                              "rope_scaling": None, "rope_theta": 10000}),
     "LFM2-8B-A1B": ("lfm2moe", {"rope_theta": 20000.0, "rope_parameters": ..., "tie_word_embeddings": ...,
                                 "tie_embedding": True}),
+    "Nemotron-3-Nano": ("nemotron_h", {"layers_block_type": ..., "hybrid_override_pattern": "*ME",
+                                       "num_hidden_layers": 3, "time_step_limit": [0.0, float("inf")],
+                                       "rms_norm_eps": 1e-05, "rope_parameters": ..., "rope_theta": 10000,
+                                       "partial_rotary_factor": 1.0,
+                                       "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig"}}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 

@@ -64,7 +64,8 @@ OTHERS = {"qwen3moe": 0.06, "gpt_oss": 0.1, "granite_biased": 0.0015, "granitemo
 #: Rows of archs.def whose models have no factors (decoder/balance.c).
 WITHOUT = {"deepseek2": "latent attention", "phi3": "neither norms of keys nor biases",
            "nemotron_h": "neither norms of keys nor biases",
-           "mistral3": "neither norms of keys nor biases"}
+           "mistral3": "neither norms of keys nor biases",
+           "falcon_h1": "neither norms of keys nor biases"}
 
 
 def _has_factors(model: Any) -> bool:
