@@ -535,6 +535,7 @@ def qwen3(layers: int, head_dim: int = 16) -> Any:
 def lfm2(layers: int, taps: int = 3) -> Any:
     config = transformers.Lfm2Config(**_GROUPED, num_hidden_layers=layers, norm_eps=1e-4, use_cache=False,
                                      conv_L_cache=taps, conv_bias=taps > 3, block_multiple_of=8,
+                                     block_ffn_dim_multiplier=1.3 if taps > 3 else 1.0,
                                      layer_types=["conv", "full_attention", "conv", "conv"][:layers])
     return transformers.Lfm2Model(config).eval()
 

@@ -248,7 +248,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nemotron_h_dense": ("NemotronHConfig", "NemotronHForCausalLM",
                          {"head_dim": 26, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
                           "topk_group": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 28,
-                          "norm_topk_prob": False, "mlp_bias": True}),
+                          "norm_topk_prob": False, "mlp_bias": True, "routed_scaling_factor": 1.3}),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM",
                   {"mamba_d_ssm": 76, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 21,
                    "mamba_rms_norm": True, "mamba_norm_before_gate": False, "embedding_multiplier": 3.0,
