@@ -137,7 +137,7 @@ MP_TEST(models_diffusion_activations_of_text_encoders) {
         }
         MP_CHECK_STATUS(load_only(spec_with(base, keys[e], &wrong), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
         MP_CHECK_STR(error.field, keys[e]);
-        MP_CHECK_STR(error.allowed, "gelu, gelu_tanh, quick_gelu, relu, silu");
+        MP_CHECK_STR(error.allowed, "gelu, gelu_tanh, quick_gelu, relu, relu2, silu");
     }
     mp_spec_unpin(base);
 }
