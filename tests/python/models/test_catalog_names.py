@@ -17,6 +17,8 @@ SPELLINGS = {
     "Qwen3-0.6B": ["qwen3:0.6b"], "Qwen3-1.7B": ["qwen3:1.7b", "QWEN3:1.7B", "Qwen/Qwen3-1.7B-GGUF"],
     "Qwen3-4B": ["qwen3:4b"], "Qwen3-8B": ["qwen3:8b", "qwen3", "qwen3:latest"], "Qwen3-32B": ["qwen3:32b"],
     "Qwen3-Coder-30B-A3B-Instruct": ["qwen3-coder:30b", "qwen3-coder-30b-a3b"],
+    "granite-4.0-h-tiny": ["granite4", "granite4:tiny-h"], "Falcon-H1-0.5B-Instruct": ["falcon-h1:0.5b"],
+    "Nemotron-3-Nano-30B-A3B": ["nemotron-3-nano:30b", "unsloth/Nemotron-3-Nano-30B-A3B-GGUF"],
     "Qwen3.5-0.8B": ["qwen3.5:0.8b"], "Qwen3.5-4B": ["qwen3.5:4b", "unsloth/Qwen3.5-4B-GGUF"],
     "Qwen3.5-9B": ["qwen3.5"],
     "Olmo-3-7B-Instruct": ["olmo-3"], "GLM-4-9B-0414": ["glm4:9b"], "ERNIE-4.5-0.3B-PT": ["ernie4.5:0.3b"],
