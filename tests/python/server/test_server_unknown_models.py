@@ -60,7 +60,7 @@ def test_other_models_of_the_family_are_named() -> None:
         models = Models(pool, [])
         assert models._unknown("qwen3:14b").endswith(
             "is unknown; known models of its family: Qwen3-8B, Qwen3-32B, Qwen3-4B.")
-        assert models._unknown("mistral") == "'mistral' is unknown."
+        assert models._unknown("zephyr") == "'zephyr' is unknown."
         assert "did you mean SmolLM2-135M-Instruct?" in models._unknown("SmolLM2-135M-Instrukt")
 
 
