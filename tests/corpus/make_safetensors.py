@@ -395,7 +395,7 @@ def folders() -> dict[str, dict[str, Any]]:
                                       "shape of linear.weight"),
         "reject/case90_dense_bias_missing": ({"2_Dense/model.safetensors": {"tensors": {
             "linear.weight": ("F32", [5, 12])}}}, f, "tensors"),
-        "reject/case90_dense_residual": ({"2_Dense/config.json": {**DENSE, "use_residual": True}}, u, None),
+        "reject/case90_dense_residual": ({"2_Dense/config.json": {**DENSE, "use_residual": True}}, f, "tensors"),
         "reject/case90_dense_on_tokens": ({"2_Dense/config.json": {
             **DENSE, "module_input_name": "token_embeddings"}}, u, None),
         "reject/case90_dense_unknown_key": ({"2_Dense/config.json": {**DENSE, "scale": 2}}, f, "scale"),
