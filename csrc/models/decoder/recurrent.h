@@ -59,7 +59,7 @@ void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *th
 void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
                         float *log, const mp_state_scan *rows);
 
-/* ---- what the files of mixers share ------------------------------------------------------------------------------
+/* ---- mixers ------------------------------------------------------------------------------------------------------
  * The convolution's parts come first in state and log. Short convolutions have no heads: `matrix` is zero. */
 
 typedef struct mp_recurrent_buffers { /* scratch of a row block */

@@ -130,8 +130,8 @@ LISTS = {", ".join(sorted(architectures.IN_CONFIG)): "every model_type",
 
 
 def found(name: str, config: Any) -> dict[str, Any]:
-    """Return the table of a reader, in which ``ARCH`` is the name of the architecture. Keys that all networks share have
-    one place in the file. The C core checks lists of tokens."""
+    """Return the table of a reader. ``ARCH`` is the name of its architecture. Keys that all networks share are in the
+    tables of two readers. The C core checks lists of tokens."""
     kind = name.split()[0]
     skipped = {"tokenizer.ggml.tokens"}
     if name not in ("encoder bert_roberta", "decoder llama"):
