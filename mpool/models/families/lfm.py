@@ -98,6 +98,7 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 def _read_lfm3(config: Fields, row: Architecture) -> Config:
     values = {"sliding_window": 256, **config.values}
+    epsilon = values.get("rms_norm_eps", values.get("norm_eps"))
     layers = config.int("num_hidden_layers", low=1, high=MAX_LAYERS)
     for key, usual in (("rope_parameters", _ROPES), ("layer_types", [
             "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 < i else "conv"
@@ -108,8 +109,8 @@ def _read_lfm3(config: Fields, row: Architecture) -> Config:
     given.section("rope_parameters").section("full_attention")
     require_values(config, {"use_sandwich_norm": (True,)})
     return _read_network(
-        config, row, {"auto_map", "use_sandwich_norm"}, attends, sliding_window=values["sliding_window"],
-        rope_parameters=values["rope_parameters"],
+        config, row, {"auto_map", "use_sandwich_norm", "rms_norm_eps"}, attends, norm_eps=epsilon,
+        sliding_window=values["sliding_window"], rope_parameters=values["rope_parameters"],
         layer_types=["full_attention" if kind == "conv" else kind for kind in values["layer_types"]])
 
 

@@ -241,7 +241,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                        "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
                        "routed_scaling_factor": 1.7}),
     "lfm3": ("Lfm3Config", "Lfm3ForCausalLM",
-             {"head_dim": 20, "sliding_window": 60, "norm_eps": 1e-4, "rope_parameters": {
+             {"head_dim": 20, "sliding_window": 60, "rms_norm_eps": 1e-4, "rope_parameters": {
                  "full_attention": {"rope_type": "proportional", "rope_theta": 3e4, "partial_rotary_factor": 0.35},
                  "sliding_attention": {"rope_type": "default", "rope_theta": 2e3}}}),
     "lfm3_plain": ("Lfm3Config", "Lfm3ForCausalLM",
