@@ -130,7 +130,7 @@ def _read_network(config: Fields, row: Architecture, used: set[str], attends: li
     values |= own
     values.setdefault("tie_word_embeddings", config.bool("tie_embedding", True))
     plain = Fields(values, file=config.file, at=config.at)
-    kv, known = read_common(plain, row, epsilon="norm_eps", theta=1000000.0)
+    kv, known = read_common(plain, row, epsilon="norm_eps", theta=1000000.0, acts=("silu",))
     _compose(kv, row.name, attends, config.int("conv_L_cache", row.defaults.get("conv_L_cache", 3), low=2, high=16))
     require_values(config, _FIXED)
     return finish(plain, row, kv, known | used | _SHAPES | {"conv_L_cache", "tie_embedding", *_FIXED})
