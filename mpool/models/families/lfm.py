@@ -53,9 +53,11 @@ _EXPERTS = (
 #: Folders that transformers saves with ``save_original_format=False`` have one tensor for all experts of a layer.
 _JOINED = (*_ROUTER, Tensor(f"{_MLP}.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight", "XGD", "in sparse"),
            Tensor(f"{_MLP}.experts.down_proj", "blk.{}.ffn_down_exps.weight", "XDN", "in sparse"))
+#: Files have ``gate_proj``, which transformers renames to ``g_proj``: adapters have that name.
 _LFM3 = (*_SHARED, *_feed_forward(), *layer("layers.{}.post_operator_norm", "post_attention_norm", "D"),
          *layer("layers.{}.post_ffn_norm", "post_ffw_norm", "D"),
-         *layer(f"{_ATTENTION}.g_proj", "attn_head_gate", "HD", when="if use_attention_gate in attention"))
+         *layer(f"{_ATTENTION}.gate_proj|{_ATTENTION}.g_proj", "attn_head_gate", "HD",
+                when="if use_attention_gate in attention"))
 #: RoPE of LFM3 by default.
 _ROPES = {"full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.5},
           "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
