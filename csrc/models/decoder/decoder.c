@@ -189,13 +189,15 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
         float *x = pass->x + r * model->hidden;
         int32_t id = pass->rows.id[r];
         const float *vector = pass->rows.vector ? pass->rows.vector[r] : NULL;
-        if (vector)
+        if (pass->resumed)
+            memcpy(x, pass->resumed + r * model->hidden, (size_t)model->hidden * sizeof *x);
+        else if (vector)
             memcpy(x, vector, (size_t)model->hidden * sizeof *x);
         else if (model->tied)
             mp_linear_row(&model->head, 0, id, x);
         else
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
-        if (!vector)
+        if (!vector && !pass->resumed)
             scale_row(model->embedding_scale, x, model->hidden);
         if (model->sections[0] > 0) {
             int32_t number = seq->past + (int32_t)r - seq->row0, all = number + seq->shift, axes[3] = {all, all, all};
@@ -232,14 +234,18 @@ static void output_rows(const mp_decoder_pass *pass, const mp_decoder_view *view
     mp_team_barrier(thread);
 }
 
-/* Polls between layers. Returns true on all threads if the pass must stop. Thread 0 polls the lease, which reports
- * progress and returns true if no request wants the result any more; the barrier makes `stop` visible to all threads.
- * Later barriers ensure that every thread has read `stop` before thread 0 writes it again. */
-static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread) {
-    if (thread->index == 0)
+/* Polls before layer `layer`. Returns true on all threads if the pass must stop or pauses. Thread 0 polls the lease,
+ * which reports progress and returns true if no request wants the result any more; the barrier makes `stop` and `paused`
+ * visible to all threads. Later barriers ensure that every thread has read them before thread 0 writes them again.
+ * first: the first layer of the pass, which is always computed. */
+static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread, int layer, int first) {
+    if (thread->index == 0) {
         pass->stop = mp_lease_poll(pass->lease);
+        pass->paused = !pass->stop && pass->until_ns > 0 && layer > first && mp_sys_now_ns() >= pass->until_ns;
+        pass->layer = pass->paused ? layer : pass->layer;
+    }
     mp_team_barrier(thread);
-    return pass->stop;
+    return pass->stop || pass->paused;
 }
 
 static mp_decoder_view view_of(const mp_decoder_pass *pass, const mp_team_thread *thread) {
@@ -260,14 +266,16 @@ static mp_decoder_view view_of(const mp_decoder_pass *pass, const mp_team_thread
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
     const int most = mp_decoder_most_rows(model, pass->rows.M);
+    const int begin = pass->layer;
     const bool few = needs_only_outputs(pass);
     size_t hidden = (size_t)model->hidden;
     mp_decoder_view view = view_of(pass, thread);
     embed_rows(pass, thread);
-    capture_rows(pass, thread, 0);
-    for (int l = 0; l < model->layer_count; l++) {
+    if (!pass->resumed)
+        capture_rows(pass, thread, 0);
+    for (int l = begin; l < model->layer_count; l++) {
         /* a layer that comes from a slow disk may take seconds */
-        if ((pass->warming || l % POLL_LAYERS == 0) && stopped(pass, thread))
+        if ((pass->warming || pass->until_ns > 0 || l % POLL_LAYERS == 0) && stopped(pass, thread, l, begin))
             return;
         for (view.block = 0; view.block < pass->block_count; view.block++) {
             view.first = pass->block_first[view.block];
