@@ -189,15 +189,13 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
         float *x = pass->x + r * model->hidden;
         int32_t id = pass->rows.id[r];
         const float *vector = pass->rows.vector ? pass->rows.vector[r] : NULL;
-        if (pass->resumed)
-            memcpy(x, pass->resumed + r * model->hidden, (size_t)model->hidden * sizeof *x);
-        else if (vector)
+        if (vector)
             memcpy(x, vector, (size_t)model->hidden * sizeof *x);
         else if (model->tied)
             mp_linear_row(&model->head, 0, id, x);
         else
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
-        if (!vector && !pass->resumed)
+        if (!vector)
             scale_row(model->embedding_scale, x, model->hidden);
         if (model->sections[0] > 0) {
             int32_t number = seq->past + (int32_t)r - seq->row0, all = number + seq->shift, axes[3] = {all, all, all};
@@ -210,6 +208,15 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
             mp_rope_row(&model->rope[seq->is_long ? 1 : i], seq->past + r - seq->row0,
                         mp_decoder_rotation(pass, (int)r, i));
     }
+    mp_team_barrier(thread);
+}
+
+/* Replaces the embeddings by the residual sums of a pass that was paused. */
+static void resume_rows(const mp_decoder_pass *pass, const mp_team_thread *thread) {
+    const int64_t hidden = pass->model->hidden;
+    int64_t row0, row1;
+    mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
+    memcpy(pass->x + row0 * hidden, pass->resumed + row0 * hidden, (size_t)((row1 - row0) * hidden) * sizeof *pass->x);
     mp_team_barrier(thread);
 }
 
@@ -271,7 +278,9 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     size_t hidden = (size_t)model->hidden;
     mp_decoder_view view = view_of(pass, thread);
     embed_rows(pass, thread);
-    if (!pass->resumed)
+    if (pass->resumed)
+        resume_rows(pass, thread);
+    else
         capture_rows(pass, thread, 0);
     for (int l = begin; l < model->layer_count; l++) {
         /* a layer that comes from a slow disk may take seconds */

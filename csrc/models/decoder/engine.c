@@ -734,7 +734,7 @@ static void resume(mp_text_engine *engine, mp_sequence *seq, uint64_t until_ns, 
  * pass may pause at `until_ns`. */
 static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, int M, int drafts, mp_sequence *span,
                      uint64_t until_ns, mp_outcome *outcomes) {
-    const uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns(); /* of the pass, for the estimates */
+    const uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
     mp_rows rows = {0};
     if (M == 0 || !prepare(engine, plan, lease->threads, M, drafts, &rows, outcomes))
         return;

@@ -18,7 +18,7 @@
 
 typedef struct mp_paused { /* a pass over the rows of an image that has computed some layers (mp_decoder_pass) */
     float *x;       /* [rows, hidden] the residual sums; NULL: no pass is paused */
-    uint64_t bytes; /* of x, charged to the budget */
+    uint64_t bytes; /* bytes of x, charged to the budget */
     int32_t at;     /* position of the first row */
     int layer;      /* the next layer */
 } mp_paused;
