@@ -249,7 +249,8 @@ static void plan_span(mp_text_engine *engine, uint64_t row_ns, uint64_t most_ns,
     const int layers = engine->model->layer_count, done = seq->paused.x ? seq->paused.layer : 0;
     const uint64_t layer =
         (uint64_t)mp_image_span_left(engine->model, images, seq->cached.count) * row_ns / (uint64_t)layers;
-    const uint64_t all = layer * (uint64_t)(layers - done), left = most_ns > plan->cost_ns ? most_ns - plan->cost_ns : 0;
+    const uint64_t all = layer * (uint64_t)(layers - done);
+    const uint64_t left = most_ns > plan->cost_ns ? most_ns - plan->cost_ns : 0;
     engine->span.budget_ns = left;
     const uint64_t takes = left > all ? all : left > layer ? left : layer, amount = takes / row_ns + 1;
     plan->cost_ns += takes;
@@ -258,8 +259,8 @@ static void plan_span(mp_text_engine *engine, uint64_t row_ns, uint64_t most_ns,
 }
 
 /* Plans all decode rows first; prefills share the rows for which time is left, in the given order. The first prefill
- * may always have MIN_ROWS rows, so that many decoding sequences cannot starve it. A span for which there is no room
- * has a pass of its own, which a step leaves when its time is used up. */
+ * may always have MIN_ROWS rows, so that many decoding sequences cannot starve it. A span that exceeds them has a
+ * pass of its own, which a step leaves when its time is used up. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
