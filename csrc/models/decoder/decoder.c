@@ -216,7 +216,7 @@ static void resume_rows(const mp_decoder_pass *pass, const mp_team_thread *threa
     const int64_t hidden = pass->model->hidden;
     int64_t row0, row1;
     mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
-    memcpy(pass->x + row0 * hidden, pass->resumed + row0 * hidden, (size_t)((row1 - row0) * hidden) * sizeof *pass->x);
+    memcpy(pass->x + row0 * hidden, pass->resumed + row0 * hidden, (size_t)((row1 - row0) * hidden) * sizeof(float));
     mp_team_barrier(thread);
 }
 
