@@ -38,6 +38,7 @@ MP_TEST(models_ranges_of_decoders) {
         {"mpool.rope_long_from", "an integer from 1 to 16777216"},
         {"mpool.rope_sections", "an integer from 0 to 1024, or an array of 3"},
         {"mpool.window_layers", "an integer from 0 to 1, or an array of 3"},
+        {"mpool.image_spans", "an integer from 0 to 1, or an array of 3"},
     };
     check_ranges(decoder((tiny_kind){.arch = "llama", .long_from = 12}), RANGES(common));
 }
