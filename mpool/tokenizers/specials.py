@@ -44,7 +44,7 @@ CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_c
               "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
               "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|tool_call_start|>",
               "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<|START_THINKING|>",
-              "<|END_THINKING|>")
+              "<|END_THINKING|>", "<|channel>", "<channel|>")
 
 
 def check_sizes(added: Iterable[str], control: Iterable[str], *, file: str, field: str, kind: str = "control") -> None:

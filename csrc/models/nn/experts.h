@@ -32,6 +32,7 @@ typedef struct mp_experts {
     bool plain;          /* no gates: act(up) */
     mp_routing routing;
     float *correction;   /* [count] routing bias, or NULL */
+    float *scale;        /* [count] factors on the weights of a row's experts, or NULL */
     float *bias;         /* [hidden] added once to the outputs of each row, or NULL */
     mp_act act;
     float clamp;         /* 0, or GPT-OSS's clamp: gates g are limited to <= clamp, ups u to +-clamp, and a unit is (u +
@@ -55,7 +56,8 @@ typedef struct mp_experts_shape {
 /* Lets the experts that are added next keep packed copies, unless the weights stay mapped, or are shared with worker
  * processes, which do not share what they pack. Measures the reads of these experts. */
 mp_status mp_experts_keep(const mp_builder *builder, mp_error *error);
-/* Reads blk.{layer}.ffn_gate_inp and the experts' matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
+/* Reads blk.{layer}.ffn_gate_inp, the factors blk.{layer}.ffn_down_exps.scale if the file has them, and the experts'
+ * matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
  * The builder's weights must outlive the experts. */
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, const mp_builder *builder,
                           mp_error *error);
@@ -71,11 +73,12 @@ void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_le
 /* Scratch for a pass of M rows: shared by all threads, and private to each thread. */
 size_t mp_experts_scratch(const mp_experts *experts, int M);
 size_t mp_experts_thread_scratch(const mp_experts *experts);
-/* y [M, hidden] += bias; y += scale * experts(x [M, hidden]). x must be complete, and must not be y. All threads of the
+/* y [M, hidden] += bias; y += scale * experts(x [M, hidden]), which the router chooses by `routed` [M, hidden]. x and
+ * `routed` must be complete, and must not be y. All threads of the
  * region must call it, with the same arguments except `own`. Reports progress to the lease before each matrix, which
  * the system may have to read from a disk; NULL: reports nothing. Each thread ends with its rows of y (mp_team_split of
  * M), WITHOUT a barrier. */
-void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
-                        void *scratch, void *own, mp_lease *lease, float *y);
+void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *routed, const float *x,
+                        int M, float scale, void *scratch, void *own, mp_lease *lease, float *y);
 
 #endif

@@ -1,6 +1,7 @@
 #include "models/nn/ffn.h"
 
 #include <assert.h>
+#include <string.h>
 
 /* ---- plain and gated --------------------------------------------------------------------------------------------- */
 
@@ -27,8 +28,14 @@ const mp_ffn_ops mp_ffn_dense = {dense_needs, dense_cost, dense_add, false};
 
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
+/* Bytes of M rows of the experts. */
+static size_t rows_bytes(const mp_ffn *ffn, int M) {
+    return mp_arena_cost((size_t)M * (size_t)ffn->experts.hidden * sizeof(float));
+}
+
 static void experts_needs(const mp_ffn *ffn, int M, mp_block_needs *needs) {
-    mp_needs_scratch(needs, mp_arena_cost(mp_experts_scratch(&ffn->experts, M)),
+    mp_needs_scratch(needs,
+                     mp_arena_cost(mp_experts_scratch(&ffn->experts, M)) + (ffn->norm.n > 0 ? 3 * rows_bytes(ffn, M) : 0),
                      mp_experts_thread_scratch(&ffn->experts));
 }
 
@@ -43,13 +50,73 @@ static void experts_cost(const mp_ffn *ffn, mp_block_cost *cost) {
     cost->barriers += 8;
 }
 
+/* Adds experts with norms of their own. */
+static bool normed_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
+                       uint8_t *shared, void *own, const mp_residual *sum) {
+    const int64_t n = sum->n;
+    float *const routed = mp_scratch_take(&shared, rows_bytes(ffn, M));
+    float *const x = mp_scratch_take(&shared, rows_bytes(ffn, M));
+    float *const y = mp_scratch_take(&shared, rows_bytes(ffn, M));
+    int64_t begin, end;
+    mp_team_split(context->thread, M, 1, &begin, &end); /* the rows of y that mp_experts_forward gives the thread */
+    for (int64_t r = begin; r < end; r++) {
+        mp_norm_row(&ffn->norm, in + r * n, x + r * n);
+        mp_norm_row(&ffn->router_norm, in + r * n, routed + r * n);
+        for (int64_t i = r * n; i < (r + 1) * n; i++)
+            routed[i] *= ffn->router_scale;
+    }
+    memset(y + begin * n, 0, (size_t)((end - begin) * n) * sizeof *y);
+    if (!mp_row_meet(context))
+        return false;
+    mp_experts_forward(&ffn->experts, context->thread, routed, x, M, scale, shared, own, context->lease, y);
+    for (int64_t r = begin; r < end; r++) {
+        mp_norm_row(sum->after, y + r * n, y + r * n);
+        mp_residual_row(sum, y + r * n, r);
+    }
+    return true;
+}
+
 static bool experts_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
                         void *shared, void *own, const mp_residual *sum) {
+    if (ffn->norm.weight)
+        return normed_add(context, ffn, in, M, scale, shared, own, sum);
     assert(!sum->scale && !(sum->after && sum->after->weight));
-    mp_experts_forward(&ffn->experts, context->thread, in, M, scale, shared, own, context->lease, sum->x);
+    mp_experts_forward(&ffn->experts, context->thread, in, in, M, scale, shared, own, context->lease, sum->x);
     return true;
 }
 
 const mp_ffn_ops mp_ffn_experts = {experts_needs, experts_cost, experts_add, true};
+
+/* ---- LAuReL ------------------------------------------------------------------------------------------------------ */
+
+static void laurel_needs(const mp_ffn *ffn, int M, mp_block_needs *needs) {
+    mp_needs_linear(needs, &ffn->mlp.up, M);
+    mp_needs_linear(needs, &ffn->mlp.down, M);
+    mp_needs_scratch(needs, mp_arena_cost((size_t)M * (size_t)ffn->mlp.ffn * sizeof(float)), 0);
+}
+
+static bool laurel_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
+                       void *shared, void *own, const mp_residual *sum) {
+    const int64_t n = sum->n;
+    float *const inner = shared;
+    int64_t begin, end;
+    (void)scale, (void)own;
+    mp_row_linear(context, &ffn->mlp.up, in, n, M, NULL, inner, ffn->mlp.ffn);
+    if (!mp_row_meet(context))
+        return false;
+    mp_row_linear(context, &ffn->mlp.down, inner, ffn->mlp.ffn, M, NULL, sum->scratch, n);
+    if (!mp_row_meet(context))
+        return false;
+    mp_team_split(context->thread, M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++) {
+        float *const out = sum->scratch + r * n;
+        mp_norm_row(&ffn->after, out, out);
+        mp_kernels_get()->add(in + r * n, n, out);
+        mp_residual_row(sum, out, r);
+    }
+    return true;
+}
+
+const mp_ffn_ops mp_ffn_laurel = {laurel_needs, dense_cost, laurel_add, false};
 
 void mp_ffn_deinit(mp_ffn *ffn) { mp_experts_deinit(&ffn->experts); }

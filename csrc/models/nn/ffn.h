@@ -16,17 +16,26 @@ typedef struct mp_ffn_ops {
      * networks also take NULL for own. Ends WITHOUT a barrier. Returns false if the step is over. */
     bool (*add)(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale, void *shared,
                 void *own, const mp_residual *sum);
-    bool separate; /* `in` must not be the sum, and the sum has neither a norm nor a scale of the output */
+    bool separate; /* `in` must not be the sum, and the sum has neither a norm nor a scale of the output. Experts with
+                    * norms of their own allow the norm */
 } mp_ffn_ops;
 
 struct mp_ffn {
     const mp_ffn_ops *ops;
     mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set */
     mp_experts experts; /* mp_ffn_experts */
+    mp_norm norm, router_norm; /* mp_ffn_experts with norms of its own: of the rows for the experts, and for the router.
+                                * `in` of `add` is then the rows without a norm. Skipped if they have no weight */
+    float router_scale;        /* factor on the rows for the router, after that norm */
+    mp_norm after; /* norm of the output, in a sublayer that norms the sum of several outputs */
 };
 
 extern const mp_ffn_ops mp_ffn_dense;   /* plain or gated */
 extern const mp_ffn_ops mp_ffn_experts; /* mixture of experts */
+
+/* A low-rank layer beside a mixer (LAuReL, arXiv:2411.07501): sum += in + after(down(up(in))), with `after` of the
+ * network, not that of the sum. `in` must not be the scratch of the sum. */
+extern const mp_ffn_ops mp_ffn_laurel;
 
 void mp_ffn_deinit(mp_ffn *ffn);
 

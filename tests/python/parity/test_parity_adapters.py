@@ -82,11 +82,13 @@ def test_targets(tmp_path: Path, targets: tuple[str, ...]) -> None:
     ("lfm3", ("in_proj", "q_proj", "g_proj", "o_proj", "w1")),
     ("qwen35", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "up_proj")),
     ("qwen3next", ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj")),
-    ("granitehybrid", ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear"))])
+    ("granitehybrid", ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear")),
+    ("gemma4", ("q_proj", "k_proj", "v_proj", "gate_proj", "down_proj", "per_layer_input_gate", "per_layer_projection",
+                "per_layer_model_projection"))])
 def test_other_modules(tmp_path: Path, family: str, targets: tuple[str, ...]) -> None:
     """Phi-3 has one matrix for queries, keys and values, and one for gate and up. LFM2 has short convolutions, Qwen3.5
-    and Qwen3-Next have gated delta nets, Granite 4 H has Mamba-2."""
-    model = paritymodels.decoder(family, 2, vocab=VOCAB)
+    and Qwen3-Next have gated delta nets, Granite 4 H has Mamba-2, Gemma 4 has inputs per layer."""
+    model = paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=VOCAB)
     randomise(model, 4)
     folder = save(tmp_path / "base", model)
     found = matrices(model, 3, 9, targets)
