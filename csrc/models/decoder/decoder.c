@@ -316,8 +316,8 @@ static void output_rows(const mp_decoder_pass *pass, const mp_decoder_view *view
 
 /* Polls before layer `layer`. Returns true on all threads if the pass must stop or pauses, which keeps x of all rows.
  * Thread 0 polls the lease, which reports progress and returns true if no request wants the result any more; the
- * barrier makes `stop` and `paused` visible to all threads. Later barriers ensure that every thread has read them before
- * thread 0 writes again. first: the first layer of the pass, which is always computed. */
+ * barrier makes `stop` and `paused` visible to all threads. Later barriers ensure that every thread has read them
+ * before thread 0 writes again. first: the first layer of the pass, which is always computed. */
 static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread, int layer, int first) {
     if (thread->index == 0) {
         pass->stop = mp_lease_poll(pass->lease);

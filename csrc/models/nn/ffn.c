@@ -34,8 +34,8 @@ static size_t rows_bytes(const mp_ffn *ffn, int M) {
 }
 
 static void experts_needs(const mp_ffn *ffn, int M, mp_block_needs *needs) {
-    mp_needs_scratch(needs,
-                     mp_arena_cost(mp_experts_scratch(&ffn->experts, M)) + (ffn->norm.n > 0 ? 3 * rows_bytes(ffn, M) : 0),
+    const size_t normed = ffn->norm.n > 0 ? 3 * rows_bytes(ffn, M) : 0;
+    mp_needs_scratch(needs, mp_arena_cost(mp_experts_scratch(&ffn->experts, M)) + normed,
                      mp_experts_thread_scratch(&ffn->experts));
 }
 
