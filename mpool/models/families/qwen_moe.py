@@ -52,7 +52,7 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    kv["mpool.expert_normalise"] = table.bool(f"{name}.expert_weights_norm", name == "qwen3moe")
+    kv["mpool.expert_normalise"] = table.bool(f"{name}.expert_weights_norm", name != "qwen2moe")
 
 
 _HANDLED = frozenset({"expert_count", "expert_used_count"})
@@ -60,7 +60,7 @@ ROWS = (
     decoder_row("qwen3moe", ("Qwen3MoeForCausalLM",), decoder(head_norms=True, experts=True), read=_read,
                 complete=_complete, full_layers=28, model_types=("qwen3_moe",), biases=ATTENTION_BIAS,
                 defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
-                          "moe_intermediate_size": 768}, handled=_HANDLED),
+                          "moe_intermediate_size": 768}, gguf=("qwen3moe", "qwen3vlmoe"), handled=_HANDLED),
     decoder_row("qwen2moe", ("Qwen2MoeForCausalLM",), _SHARED, read=_read, complete=_complete, full_layers=28,
                 model_types=("qwen2_moe",), handled=_HANDLED,
                 defaults={"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,

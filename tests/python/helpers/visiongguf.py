@@ -19,39 +19,53 @@ OTHERS = {"embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedd
 
 
 QWEN = {"attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down"}
+        "mlp.down_proj": "ffn_down", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "mlp.linear_fc1": "ffn_up",
+        "mlp.linear_fc2": "ffn_down", "attn.qkv": "attn_qkv"}
+#: Family -> projector type, architecture of the decoder in GGUF files, name of its class and of its configuration.
+QWEN_FILES = {"qwen2_vl": ("qwen2vl_merger", "qwen2vl", "Qwen2"), "qwen2_5_vl": ("qwen2.5vl_merger", "qwen2vl", "Qwen2"),
+              "qwen3_vl": ("qwen3vl_merger", "qwen3vl", "Qwen3")}
 
 
 def decoder(model: Any, path: Path, image: int | None = None) -> None:
-    qwen = model.mpool_family == "qwen2_5_vl"
-    kind, config = (transformers.Qwen2ForCausalLM, transformers.Qwen2Config) if qwen else \
-        (transformers.LlamaForCausalLM, transformers.LlamaConfig)  # files of Mistral are Llama's
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-             "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")
+    # files of Mistral are Llama's
+    _, arch, family = QWEN_FILES.get(model.mpool_family, ("", None, "Llama"))
+    kind, config = getattr(transformers, f"{family}ForCausalLM"), getattr(transformers, f"{family}Config")
     given = model.config.text_config
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id",
+             *(("head_dim",) if family == "Qwen3" else ()))
     text = kind(config(**{name: getattr(given, name) for name in names}, tie_word_embeddings=False, rope_parameters={
         "rope_type": "default", "rope_theta": given.rope_parameters["rope_theta"]}))
     inner = getattr(model.model, "language_model", None) or model.model.text_model
     text.load_state_dict({**{f"model.{name}": value for name, value in inner.state_dict().items()},
                           "lm_head.weight": model.lm_head.weight})
-    tinygguf.write(path, text, image=image, sections=given.rope_parameters["mrope_section"] if qwen else None)
+    tinygguf.write(path, text, image=image, vision=arch,
+                   sections=given.rope_parameters["mrope_section"] if arch else None)
 
 
 def qwen_projector(model: Any, path: Path) -> None:
-    """Write Qwen2.5-VL's projector file in the layout of llama.cpp's converter: the first matrix as two halves, and
-    separate queries, keys and values."""
-    vision, network = model.config.vision_config, model.model.visual
+    """Write the projector file of one of Qwen's models in the layout of llama.cpp's converter: the first matrix as two
+    halves, and separate queries, keys and values before Qwen3-VL."""
+    vision, network, family = model.config.vision_config, model.model.visual, model.mpool_family
     writer = gguf.GGUFWriter(str(path), "clip")
-    writer.add_string("clip.projector_type", "qwen2.5vl_merger")
-    writer.add_bool("clip.use_silu", True)
-    for key, value in (("image_size", 560), ("patch_size", vision.patch_size), ("block_count", vision.depth),
-                       ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
-                       ("attention.head_count", vision.num_heads), ("window_size", vision.window_size),
-                       ("n_wa_pattern", vision.fullatt_block_indexes[0] + 1), ("image_min_pixels", 400),
-                       ("image_max_pixels", 6000), ("projection_dim", vision.out_hidden_size)):
+    writer.add_string("clip.projector_type", QWEN_FILES[family][0])
+    hidden, ffn = (vision.embed_dim, vision.hidden_size) if family == "qwen2_vl" else \
+        (vision.hidden_size, vision.intermediate_size)
+    sizes = {"image_size": 560, "patch_size": vision.patch_size, "block_count": vision.depth,
+             "embedding_length": hidden, "feed_forward_length": ffn, "attention.head_count": vision.num_heads,
+             "image_min_pixels": 400, "image_max_pixels": 6000, "projection_dim": model.config.text_config.hidden_size}
+    if family == "qwen2_5_vl":
+        writer.add_bool("clip.use_silu", True)
+        sizes |= {"window_size": vision.window_size, "n_wa_pattern": vision.fullatt_block_indexes[0] + 1}
+    if family == "qwen3_vl":
+        writer.add_bool("clip.use_gelu", True)
+        writer.add_array("clip.vision.is_deepstack_layers",
+                         [i in vision.deepstack_visual_indexes for i in range(vision.depth)])
+        sizes["image_size"] = int(vision.num_position_embeddings ** 0.5) * vision.patch_size
+    for key, value in sizes.items():
         writer.add_uint32(f"clip.vision.{key}", value)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    steps = visionmodels.processor("qwen2_5_vl")
+    steps = visionmodels.processor(family)
     writer.add_array("clip.vision.image_mean", [float(value) for value in steps.image_mean])
     writer.add_array("clip.vision.image_std", [float(value) for value in steps.image_std])
     for name, value in network.state_dict().items():
@@ -60,13 +74,20 @@ def qwen_projector(model: Any, path: Path) -> None:
         if name == "patch_embed.proj.weight":
             writer.add_tensor("v.patch_embd.weight", np.ascontiguousarray(values[:, :, 0]))
             writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values[:, :, 1]))
-        elif ".qkv." in name:
+        elif ".qkv." in name and family != "qwen3_vl":
             for letter, part in zip("qkv", np.split(values, 3)):
                 writer.add_tensor(f"v.blk.{parts[1]}.attn_{letter}.{end}", np.ascontiguousarray(part))
         elif parts[0] == "blocks":
             writer.add_tensor(f"v.blk.{parts[1]}.{QWEN['.'.join(parts[2:-1])]}.{end}", values)
-        elif parts[1] == "ln_q":
-            writer.add_tensor("v.post_ln.weight", values)
+        elif parts[0] in ("patch_embed", "pos_embed"):
+            writer.add_tensor("v.patch_embd.bias" if parts[0] == "patch_embed" else "v.position_embd.weight", values)
+        elif parts[0] == "deepstack_merger_list":
+            layer = vision.deepstack_visual_indexes[int(parts[1])]
+            writer.add_tensor(f"v.deepstack.{layer}.{parts[2].replace('linear_', '')}.{end}", values)
+        elif parts[1] in ("ln_q", "norm"):
+            writer.add_tensor(f"v.post_ln.{end}", values)
+        elif parts[1].startswith("linear_fc"):
+            writer.add_tensor(f"mm.{2 * int(parts[1][-1]) - 2}.{end}", values)
         else:
             writer.add_tensor(f"mm.{parts[2]}.{end}", values)
     writer.write_header_to_file()
@@ -84,7 +105,7 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     """
     family, vision = model.mpool_family, model.config.vision_config
     llava = family.startswith("llava")
-    if family == "qwen2_5_vl":
+    if family in QWEN_FILES:
         return qwen_projector(model, path)
     network = model.model.vision_tower if llava else model.model.vision_model
     layers = vision.num_hidden_layers - llava  # the last layer is not used
