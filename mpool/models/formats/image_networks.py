@@ -441,28 +441,31 @@ def _qwen_windows(vision: Fields, kv: dict[str, Value], patch: int, merge: int, 
     return {"window_size", "fullatt_block_indexes", "tokens_per_second"}
 
 
-def _qwen_positions(vision: Fields, kv: dict[str, Value], patch: int, layers: int) -> tuple[tuple[int, ...], set[str]]:
+def _qwen_positions(vision: Fields, kv: dict[str, Value], patch: int, layers: int,
+                    usual: tuple[int, ...] | None) -> tuple[tuple[int, ...], set[str]]:
     """Read the table of positions and the taps of Qwen3-VL; return the layers of the taps and the keys read."""
     count = vision.int("num_position_embeddings", 2304, low=1, high=1 << 16)
     side = isqrt(count)
     if side * side != count:
         vision.fail("num_position_embeddings", count, "a square number")
     kv["qwen3_vl.vision.image_size"] = side * patch
-    deep = [] if str(vision.get("model_type")).startswith("qwen3_5") else [8, 16, 24]
-    taps = vision.list("deepstack_visual_indexes", deep, of=int, limit=8)
+    taps = vision.list("deepstack_visual_indexes", list(usual or ()), of=int, limit=8)
     if sorted(set(taps)) != taps or (taps and not 0 <= taps[0] <= taps[-1] < layers):
         vision.fail("deepstack_visual_indexes", describe(taps), f"ascending numbers of layers from 0 to {layers - 1}")
+    if taps and usual is None:
+        unsupported(vision, "deepstack_visual_indexes", "an empty list for this model")
     kv["mpool.vision.tap_layers"] = [int(i in taps) for i in range(layers)]
     return tuple(taps), {"num_position_embeddings", "deepstack_visual_indexes"}
 
 
-def read_qwen(vision: Fields, arch: str) -> QwenEncoder:
+def read_qwen(vision: Fields, arch: str, deep: tuple[int, ...] | None = None) -> QwenEncoder:
     """Read the image encoder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5: rotary embeddings over row and column,
     images of any size. Most layers of Qwen2.5-VL have windows; Qwen3-VL also has a table of positions, and taps.
 
     Args:
         vision: section ``vision_config`` of ``config.json``.
         arch: ``"qwen2_vl"``, ``"qwen2_5_vl"`` or ``"qwen3_vl"``.
+        deep: for Qwen3-VL: layers with taps if the configuration does not list them; None: the model has none.
     """
     kv, known = _qwen_sizes(vision, arch)
     hidden, ffn, layers, patch, frames, merge = (cast(int, kv[key]) for key in (
@@ -472,7 +475,7 @@ def read_qwen(vision: Fields, arch: str) -> QwenEncoder:
     if arch == "qwen2_5_vl":
         known |= _qwen_windows(vision, kv, patch, merge, layers)
     if arch == "qwen3_vl":
-        taps, more = _qwen_positions(vision, kv, patch, layers)
+        taps, more = _qwen_positions(vision, kv, patch, layers, deep)
         known |= more
     check_neutral(vision, known)
     image = cast(int, kv[f"{arch}.vision.image_size"])

@@ -51,6 +51,7 @@ _NAMES = (
     (re.compile(r"(?:model\.)?visual\.(merger\.linear_fc.+|deepstack_merger_list\..+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?visual\.(.+)"), "encoder", r"\1"),
     (re.compile(r"model\.((?:embed_tokens|layers|norm)\..+)"), "text", r"model.\1"),
+    (re.compile(r"(mtp\..+)"), "text", r"\1"),
     (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "encoder", r"\1"),
     (re.compile(r"(?:model\.)?multi_modal_projector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?(image_newline)"), "projector", r"\1"),
@@ -229,7 +230,7 @@ def read_idefics3(config: Fields) -> VisionModel:
         "mpool.vision.norm": True}, read_settings)
 
 
-# ---- Qwen2-VL, Qwen2.5-VL, Qwen3-VL ---------------------------------------------------------------------------------
+# ---- Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 ------------------------------------------------------------------------
 
 #: Keys of the whole model's configuration. Older files without ``text_config`` mix them with the decoder's keys.
 _QWEN_JOINT = {"vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
@@ -239,6 +240,14 @@ _QWEN2_TEXT = {"vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 2
                "rms_norm_eps": 1e-5}
 _QWEN3_TEXT = {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
                "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000}
+
+_MOE_TEXT = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+             "num_attention_heads": 16, "max_position_embeddings": 128000}
+
+_QWEN35_TEXT = {"vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+                "num_attention_heads": 16, "max_position_embeddings": 32768}
+_QWEN35_MOE_TEXT = {"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+                    "max_position_embeddings": 32768}
 
 
 @dataclass(frozen=True)
@@ -252,6 +261,8 @@ class _QwenText:
         theta: default of the RoPE base.
         defaults: further defaults of transformers.
         interleaved: True if the sections of M-RoPE are interleaved.
+        token: default of ``image_token_id``.
+        taps: default layers of the image encoder with taps; None: the model has none.
     """
 
     kind: str
@@ -260,12 +271,19 @@ class _QwenText:
     theta: float
     defaults: dict[str, Any]
     interleaved: bool = True
+    token: int = 151655
+    taps: tuple[int, ...] | None = (8, 16, 24)
 
 
 _QWEN_TEXT = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QwenText("qwen2", "Qwen2ForCausalLM", (16, 24, 24), 1e6, _QWEN2_TEXT,
                                                          False)),
     "qwen3_vl": _QwenText("qwen3", "Qwen3ForCausalLM", (24, 20, 20), 5e5, _QWEN3_TEXT),
+    "qwen3_vl_moe": _QwenText("qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", (24, 20, 20), 5e5, _MOE_TEXT),
+    "qwen3_5": _QwenText("qwen3_5_text", "Qwen3_5ForCausalLM", (11, 11, 10), 1e4, _QWEN35_TEXT, token=248056,
+                         taps=None),
+    "qwen3_5_moe": _QwenText("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", (11, 11, 10), 1e4, _QWEN35_MOE_TEXT,
+                             token=248056, taps=None),
 }
 
 
@@ -298,7 +316,7 @@ def _qwen_text(config: Fields, usual: _QwenText) -> tuple[Fields, list[int]]:
         values["rope_parameters"] = {"rope_theta": usual.theta, **values["rope_parameters"]}
         defaults.pop("rope_theta")
     values = {**defaults, **values, "model_type": usual.kind, "architectures": [usual.name],
-              "tie_word_embeddings": config.bool("tie_word_embeddings", False) or bool(
+              "tie_word_embeddings": config.bool("tie_word_embeddings", False) or not usual.interleaved and bool(
                   values.get("tie_word_embeddings", False))}
     return Fields(values, file=config.file, at=own.at if own is not None else config.at), found
 
@@ -321,18 +339,18 @@ def _qwen_projector(encoder: image_networks.QwenEncoder, width: int) -> NetworkS
 
 
 def read_qwen(config: Fields) -> VisionModel:
-    """Read Qwen2-VL (https://arxiv.org/abs/2409.12191), Qwen2.5-VL (https://arxiv.org/abs/2502.13923) or Qwen3-VL
-    (https://arxiv.org/abs/2511.21631)."""
+    """Read Qwen2-VL (https://arxiv.org/abs/2409.12191), Qwen2.5-VL (https://arxiv.org/abs/2502.13923), Qwen3-VL
+    (https://arxiv.org/abs/2511.21631), or Qwen3.5 to 3.8, whose image encoder is Qwen3-VL's without taps."""
     name = config.str("model_type")
     usual = _QWEN_TEXT[name]
     text, sections = _qwen_text(config, usual)
     vision = config.section("vision_config")
-    found = image_networks.read_qwen(vision, name)
+    found = image_networks.read_qwen(vision, "qwen3_vl" if usual.interleaved else name, usual.taps)
     encoder, merge = found.network, found.merge
     width = text.int("hidden_size", low=1, high=MAX_WIDTH)
     if found.output != width:
         vision.fail(found.output_key, vision.get(found.output_key), f"{width}, the decoder's hidden_size")
-    token = _image_token(config, 151655)
+    token = _image_token(config, usual.token)
 
     def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
         processor = image_processor.read_dynamic_size(folder)
@@ -360,9 +378,19 @@ CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNex
            "idefics3": ("Idefics3ForConditionalGeneration",),
            "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
            "qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
-           "qwen3_vl": ("Qwen3VLForConditionalGeneration",)}
-#: Values of ``model_type`` that this module reads.
-MODEL_TYPES = tuple(READERS)
+           "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
+           "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
+           "qwen3_5": ("Qwen3_5ForConditionalGeneration",), "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",)}
+#: Values of ``model_type`` whose folders are read as language models if they have no image processor, or if their
+#: weights are quantised.
+_OPTIONAL = ("qwen3_5", "qwen3_5_moe")
+
+
+def sees(folder: Folder, config: Fields) -> bool:
+    """Return True if the folder is a vision model that :func:`describe_vision` reads."""
+    kind = config.get("model_type")
+    return kind in READERS and (kind not in _OPTIONAL or folder.has(image_processor.NAME)
+                                and config.get("quantization_config") is None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -405,7 +433,7 @@ def _chat_template(folder: Folder, config: Fields) -> str | None:
 
 
 def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> ModelDescription:
-    """Describe a transformers folder whose ``model_type`` is one of MODEL_TYPES.
+    """Describe a transformers folder of a vision model (:func:`sees`).
 
     Args:
         folder: the model folder.
@@ -425,18 +453,18 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
         if name not in CLASSES[kind]:
             config.fail("architectures", describe(name), ", ".join(CLASSES[kind]))
     model = READERS[kind](config)
-    row, read = hf_config.read_config(model.text)
+    found = safetensors_header.read_folder(folder)
+    if found is None:
+        hf_parts.refuse_weights(folder)
+    paths, entries = found
+    parts = _parts(entries, paths[0])
+    row, read = hf_config.read_config(model.text, names=lambda: parts["text"])
     if row.capability != "text_to_text":
         raise Unsupported(f"{config.file}: text_config describes {row.name}, which does not generate text; the "
                           "decoder of a vision model must be a language model")
     size = architectures.sizes(row, read.kv, file=config.file) | read.sizes
     if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
         config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
-    found = safetensors_header.read_folder(folder)
-    if found is None:
-        hf_parts.refuse_weights(folder)
-    paths, entries = found
-    parts = _parts(entries, paths[0])
     _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, hf_quantised.Quantised(parts["text"]))
     tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)
     settings, processor = model.read_settings(folder)

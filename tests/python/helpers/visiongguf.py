@@ -23,19 +23,28 @@ QWEN = {"attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2", "mlp.gate_proj"
         "mlp.linear_fc2": "ffn_down", "attn.qkv": "attn_qkv"}
 #: Family -> projector type, architecture of the decoder in GGUF files, name of its class and of its configuration.
 QWEN_FILES = {"qwen2_vl": ("qwen2vl_merger", "qwen2vl", "Qwen2"), "qwen2_5_vl": ("qwen2.5vl_merger", "qwen2vl", "Qwen2"),
-              "qwen3_vl": ("qwen3vl_merger", "qwen3vl", "Qwen3")}
+              "qwen3_vl": ("qwen3vl_merger", "qwen3vl", "Qwen3"),
+              "qwen3_vl_moe": ("qwen3vl_merger", "qwen3vlmoe", "Qwen3Moe"),
+              "qwen3_5": ("qwen3vl_merger", "qwen35", "Qwen3_5"),
+              "qwen3_5_moe": ("qwen3vl_merger", "qwen35moe", "Qwen3_5Moe")}
+#: Keys of the decoder's configuration.
+KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")
 
 
 def decoder(model: Any, path: Path, image: int | None = None) -> None:
     # files of Mistral are Llama's
     _, arch, family = QWEN_FILES.get(model.mpool_family, ("", None, "Llama"))
-    kind, config = getattr(transformers, f"{family}ForCausalLM"), getattr(transformers, f"{family}Config")
+    kind = getattr(transformers, f"{family}ForCausalLM")
     given = model.config.text_config
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-             "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id",
-             *(("head_dim",) if family == "Qwen3" else ()))
-    text = kind(config(**{name: getattr(given, name) for name in names}, tie_word_embeddings=False, rope_parameters={
-        "rope_type": "default", "rope_theta": given.rope_parameters["rope_theta"]}))
+    rope = {key: value for key, value in given.rope_parameters.items() if not key.startswith("mrope_")}
+    if family.startswith("Qwen3"):
+        values = {key: value for key, value in given.to_dict().items() if key not in ("model_type", "architectures")}
+    else:
+        values = {name: getattr(given, name) for name in KEYS}
+    if family == "Qwen3Moe":
+        values["norm_topk_prob"] = True
+    text = kind(kind.config_class(**{**values, "tie_word_embeddings": False, "rope_parameters": rope}))
     inner = getattr(model.model, "language_model", None) or model.model.text_model
     text.load_state_dict({**{f"model.{name}": value for name, value in inner.state_dict().items()},
                           "lm_head.weight": model.lm_head.weight})
@@ -57,10 +66,10 @@ def qwen_projector(model: Any, path: Path) -> None:
     if family == "qwen2_5_vl":
         writer.add_bool("clip.use_silu", True)
         sizes |= {"window_size": vision.window_size, "n_wa_pattern": vision.fullatt_block_indexes[0] + 1}
-    if family == "qwen3_vl":
+    if family.startswith("qwen3"):
+        taps = getattr(vision, "deepstack_visual_indexes", ())
         writer.add_bool("clip.use_gelu", True)
-        writer.add_array("clip.vision.is_deepstack_layers",
-                         [i in vision.deepstack_visual_indexes for i in range(vision.depth)])
+        writer.add_array("clip.vision.is_deepstack_layers", [i in taps for i in range(vision.depth)])
         sizes["image_size"] = int(vision.num_position_embeddings ** 0.5) * vision.patch_size
     for key, value in sizes.items():
         writer.add_uint32(f"clip.vision.{key}", value)
@@ -74,7 +83,7 @@ def qwen_projector(model: Any, path: Path) -> None:
         if name == "patch_embed.proj.weight":
             writer.add_tensor("v.patch_embd.weight", np.ascontiguousarray(values[:, :, 0]))
             writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values[:, :, 1]))
-        elif ".qkv." in name and family != "qwen3_vl":
+        elif ".qkv." in name and not family.startswith("qwen3"):
             for letter, part in zip("qkv", np.split(values, 3)):
                 writer.add_tensor(f"v.blk.{parts[1]}.attn_{letter}.{end}", np.ascontiguousarray(part))
         elif parts[0] == "blocks":

@@ -36,6 +36,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"config": "Qwen2VLConfig", "model": "Qwen2VLForConditionalGeneration"},
     "qwen2_5_vl": {"config": "Qwen2_5_VLConfig", "model": "Qwen2_5_VLForConditionalGeneration"},
     "qwen3_vl": {"config": "Qwen3VLConfig", "model": "Qwen3VLForConditionalGeneration"},
+    "qwen3_vl_moe": {"config": "Qwen3VLMoeConfig", "model": "Qwen3VLMoeForConditionalGeneration",
+                     "experts": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}},
+    "qwen3_5": {"config": "Qwen3_5Config", "model": "Qwen3_5ForConditionalGeneration"},
+    "qwen3_5_moe": {"config": "Qwen3_5MoeConfig", "model": "Qwen3_5MoeForConditionalGeneration",
+                    "experts": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                                "shared_expert_intermediate_size": 24}},
 }
 QWEN = tuple(name for name in FAMILIES if name.startswith("qwen"))
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
@@ -91,11 +97,18 @@ def _qwen(family: str, layers: int, encoder_layers: int) -> Any:
         vision |= {"hidden_size": 48, "intermediate_size": 88, "out_hidden_size": 64}
     if family == "qwen2_5_vl":
         vision |= {"window_size": 24, "fullatt_block_indexes": [1]}
-    if family == "qwen3_vl":  # images have more and fewer patches per side than the table of positions
-        vision |= {"num_position_embeddings": 100,
-                   "deepstack_visual_indexes": [i for i in (0, 2)[:layers] if i < encoder_layers]}
-        text |= {"head_dim": 20, "rope_parameters": {**rope, "mrope_section": [4, 3, 3], "mrope_interleaved": True}}
     row = FAMILIES[family]
+    if family.startswith("qwen3"):  # images have more and fewer patches per side than the table of positions
+        vision["num_position_embeddings"] = 100
+        text |= {"head_dim": 20, **row.get("experts", {}),
+                 "rope_parameters": {**rope, "mrope_section": [4, 3, 3], "mrope_interleaved": True}}
+    if family.startswith("qwen3_vl"):
+        vision["deepstack_visual_indexes"] = [i for i in (0, 2)[:layers] if i < encoder_layers]
+    if family.startswith("qwen3_5"):
+        text |= {"head_dim": 32, "layer_types": ["linear_attention", "full_attention"][:layers],
+                 "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
+                 "linear_num_value_heads": 4}
+        text["rope_parameters"] |= {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5}
     config = getattr(transformers, row["config"])(
         vision_config=vision, text_config=text, image_token_id=IMAGE, vision_start_token_id=158,
         vision_end_token_id=157, video_token_id=156)
