@@ -105,7 +105,7 @@ def _qwen(family: str, layers: int, encoder_layers: int) -> Any:
     if family.startswith("qwen3_vl"):
         vision["deepstack_visual_indexes"] = [i for i in (0, 2)[:layers] if i < encoder_layers]
     if family.startswith("qwen3_5"):
-        text |= {"head_dim": 32, "layer_types": ["linear_attention", "full_attention"][:layers],
+        text |= {"head_dim": 32, "layer_types": ["linear_attention", "full_attention"][-layers:],
                  "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
                  "linear_num_value_heads": 4}
         text["rope_parameters"] |= {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5}
