@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ...errors import FormatError, InvalidArgument, Unsupported
 from ..architectures import missing
@@ -24,7 +24,7 @@ from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
-from . import gguf_model, gguf_tables
+from . import gguf_model, gguf_tables, ollama_gguf
 from .image_processor import padding_color
 from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
@@ -92,6 +92,37 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
         raise Unsupported(f"{path} has the capability {text.capability}, but the projector file in its folder needs a "
                           "language model", hint="Pass the path of the file instead of the folder")
     raw, tensors, files = gguf_tables.read_gguf(projector)
+    return _joined(text, raw, tensors, files, projector)
+
+
+def describe_file(path: str, *, key: str, ref: str) -> ModelDescription:
+    """Describe a GGUF file; one of Ollama's converter that also contains an image encoder of Qwen is a vision model.
+
+    Args:
+        path: the file; for a split model, its first part.
+        key, ref: key and reference of the model, stored in the result.
+
+    Raises:
+        FormatError, Unsupported, LimitError: on the conditions of :func:`~mpool.models.formats.gguf_model.describe_gguf`.
+    """
+    text = gguf_model.describe_gguf(path, key=key, ref=ref)
+    if f"{text.spec.architecture}.vision.block_count" not in text.spec.kv:
+        return text
+    raw, tensors, _ = gguf_tables.read_gguf(path)
+    images = ollama_gguf.image_tables(raw, tensors)
+    return text if images is None else _joined(text, *images, (), path)
+
+
+def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...], files: tuple[str, ...],
+            projector: str) -> ModelDescription:
+    """Return the vision model of a language model and the tables of a projector file.
+
+    Args:
+        text: the language model.
+        raw, tensors: keys and tensors of the projector file.
+        files: paths of its parts; empty: the tensors are in the files of the language model.
+        projector: path of the file, for errors.
+    """
     table = Fields(raw, file=projector)
     if table.str("general.architecture") != "clip":
         table.fail("general.architecture", table.get("general.architecture"),
@@ -101,7 +132,7 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
     if name is None:
         raise Unsupported(f"{projector}: clip.projector_type is {describe(kind)}; mpool supports "
                           + ", ".join(sorted(_FAMILIES)),
-                          hint=f"Use the model's transformers folder; for text only, pass the path {path}")
+                          hint=f"Use the model's transformers folder; for text only, pass the path {text.spec.files[0]}")
     qwen = name in _QWEN_TENSORS
     kv, settings = (_qwen_settings if qwen else _vit_settings)(table, name)
     if name == "qwen2_vl":  # llama.cpp's converter stores another number under this key
@@ -117,7 +148,7 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
     kv |= {"mpool.vision.decoder": text.spec.architecture, "mpool.vision.image_token_id": token}
     if qwen:
         kv |= {"mpool.rope_sections": _rope_sections(text), "mpool.rope_interleaved": name == "qwen3_vl"}
-    first = len(text.spec.files)
+    first = len(text.spec.files) if files else 0
     spec = ModelSpec(name, (*text.spec.files, *map(os.path.abspath, files)),
                      {**with_prefix(text.spec.kv, text.spec.architecture, name), **kv},
                      (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in projector_tensors)))
@@ -310,6 +341,9 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
     required = ["v.patch_embd.weight", "mm.0.weight", *deep]
     required += ("mm.2.weight", *own) if own else ("v.position_embd.weight",)
     required += ("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",)
+    patches = found.get("v.patch_embd.weight")
+    if own and patches is not None and patches.shape[1:] == (6 * cast(int, kv[f"{name}.vision.patch_size"]) ** 2,):
+        required.remove("v.patch_embd.weight.1")  # both matrices are one
     absent = [name for name in required if name not in found]
     if absent:
         raise missing(list(dict.fromkeys(absent)), file=file)

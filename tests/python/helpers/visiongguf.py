@@ -105,6 +105,64 @@ def qwen_projector(model: Any, path: Path) -> None:
     writer.close()
 
 
+#: Parts of tensor names in projector files -> in files of Ollama's converter.
+OLLAMA = {"v.position_embd.": "v.pos_embed.", "v.patch_embd.": "v.patch_embed.", ".ffn_up.": ".mlp.linear_fc1.",
+          ".ffn_down.": ".mlp.linear_fc2.", ".ln1.": ".norm1.", ".ln2.": ".norm2.", "v.post_ln.": "v.merger.norm.",
+          "mm.0.": "v.merger.linear_fc1.", "mm.2.": "v.merger.linear_fc2.", ".fc1.": ".linear_fc1.",
+          ".fc2.": ".linear_fc2."}
+OLDER = {"v.patch_embd.weight.1": "v.patch_embd_1.weight", "v.patch_embd.weight": "v.patch_embd_0.weight",
+         "v.post_ln.": "v.merger.ln_q.", "mm.": "v.merger.mlp."}
+IMAGE_KEYS = ("block_count", "embedding_length", "attention.head_count", "attention.layer_norm_epsilon", "patch_size",
+              "window_size")
+
+
+def ollama(text: Path, image: Path, path: Path) -> Path:
+    """Join a pair of files to one file as Ollama's converter writes it."""
+    one, other = gguf.GGUFReader(text), gguf.GGUFReader(image)
+    old = one.fields["general.architecture"].contents()
+    arch = {"qwen2vl": "qwen25vl"}.get(old, old)
+    writer = gguf.GGUFWriter(str(path), arch)
+    copied = {key.replace(f"{old}.", f"{arch}.", 1): field for key, field in one.fields.items()
+              if not key.startswith("GGUF.") and key != "general.architecture"}
+    copied |= {f"{arch}.vision.{key}": other.fields[f"clip.vision.{key}"] for key in IMAGE_KEYS
+               if f"clip.vision.{key}" in other.fields}
+    for key, field in copied.items():
+        value = field.contents()
+        if key.endswith("rope.dimension_sections"):
+            key, value = f"{arch}.rope.mrope_section", value[:3]
+        writer.add_key_value(key, value, field.types[0], sub_type=field.types[-1] if len(field.types) > 1 else None)
+    parts = {part.name: part.data for part in other.tensors}
+    if arch == "qwen25vl":
+        writer.add_array(f"{arch}.vision.fullatt_block_indexes",
+                         [other.fields["clip.vision.n_wa_pattern"].contents() - 1])
+        names = OLDER
+    else:
+        taps = [i for i, tap in enumerate(other.fields["clip.vision.is_deepstack_layers"].contents()) if tap]
+        writer.add_array(f"{arch}.vision.deepstack_visual_indexes", taps)
+        for old, new in (("image_mean", "image_mean"), ("image_std", "image_std")):
+            writer.add_array(f"{arch}.vision.{new}", other.fields[f"clip.vision.{old}"].contents())
+        for old, new in (("image_min_pixels", "shortest_edge"), ("image_max_pixels", "longest_edge")):
+            writer.add_uint32(f"{arch}.vision.{new}", other.fields[f"clip.vision.{old}"].contents())
+        both = np.stack([parts.pop("v.patch_embd.weight"), parts.pop("v.patch_embd.weight.1")], axis=2)
+        parts["v.patch_embd.weight"] = both.reshape(-1, *both.shape[2:])
+        for name in [name for name in parts if ".attn_qkv." in name]:
+            for letter, value in zip("qkv", np.split(parts.pop(name), 3)):
+                parts[name.replace("_qkv", f"_{letter}")] = value
+        for number, layer in enumerate(taps):
+            parts = {name.replace(f"v.deepstack.{layer}.", f"v.deepstack_merger.{number}."): value
+                     for name, value in parts.items()}
+        names = OLLAMA
+    for name, value in [(part.name, part.data) for part in one.tensors] + list(parts.items()):
+        for part, new in names.items() if name in parts else ():
+            name = name.replace(part, new)
+        writer.add_tensor(name, np.ascontiguousarray(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def projector(model: Any, path: Path, *, swapped: bool = False, width: int | None = None) -> None:
     """Write a projector file.
 

@@ -15,7 +15,7 @@ import visionmodels
 from corelib import SAMPLING
 from paritymodels import transformers
 from tinygguf import gguf
-from visiongguf import decoder, projector
+from visiongguf import decoder, ollama, projector
 from visionparity import greedy_reference, random_images, reference, relative, request
 
 UNKNOWN = 0
@@ -60,6 +60,28 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
     assert relative(ticket.image_rows(), rows) <= 1e-4
     assert relative(ticket.prompt_logits(), logits) <= 1e-4
     assert ticket.tokens(0)[0].tolist() == greedy_reference(model, made, images, 8)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def test_files_of_ollamas_converter_see(tmp_path: Path, family: str) -> None:
+    """Ollama's files hold the language model and the image encoder, under names of their own."""
+    model = visionmodels.randomised(family)
+    folder = visionmodels.save(model, family, tmp_path / "folder")
+    decoder(model, tmp_path / "text.gguf", visionmodels.IMAGE)
+    projector(model, tmp_path / "image.gguf")
+    path = ollama(tmp_path / "text.gguf", tmp_path / "image.gguf", tmp_path / "sha256-0")
+    images = random_images([(63, 90), (40, 40)])
+    with mpool.Pool() as pool:
+        made = request(pool, folder, images)
+        found = pool.get(pool.register("named", str(path), chat_template=TEMPLATE))
+        assert found.capability == "vision"
+        ticket = pool.registry.submit_text(found._entry.core_key("float32"), made.prompt, vision=True,
+                                           images=made.images.arrays(), **{**SAMPLING, "prompt_logits": True})
+        ticket.wait()
+        ticket.check()
+    rows, logits = reference(model, made, images)
+    assert relative(ticket.image_rows(), rows) <= 1e-4
+    assert relative(ticket.prompt_logits(), logits) <= 1e-4
 
 
 def test_the_decoder_of_a_pair_generates_text_alone(tmp_path: Path) -> None:
