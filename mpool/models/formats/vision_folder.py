@@ -389,8 +389,8 @@ _OPTIONAL = ("qwen3_5", "qwen3_5_moe")
 def sees(folder: Folder, config: Fields) -> bool:
     """Return True if the folder is a vision model that :func:`describe_vision` reads."""
     kind = config.get("model_type")
-    return kind in READERS and (kind not in _OPTIONAL or folder.has(image_processor.NAME)
-                                and config.get("quantization_config") is None)
+    processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
+    return kind in READERS and (kind not in _OPTIONAL or processor and config.get("quantization_config") is None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
