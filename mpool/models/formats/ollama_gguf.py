@@ -40,7 +40,7 @@ def translated(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
     name = raw.get("general.architecture")
     convert = _CONVERTERS.get(name) if isinstance(name, str) else None
     if convert is None or name == "gemma3" and not _is_ollama_gemma(raw, tensors) \
-            or str(name).startswith("qwen3vl") and f"{name}.rope.dimension_sections" in raw:
+            or str(name).startswith("qwen3") and not _is_ollama_qwen(raw, tensors):
         return raw, tensors
     log.info("the GGUF file was written by Ollama's converter: architecture %s", name)
     return convert(dict(raw), tensors)
@@ -110,19 +110,30 @@ def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
     return kv, _without_image_tensors(tensors)
 
 
-def _qwen3vl(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
-    """Translate the language model of a Qwen3-VL file."""
+def _is_ollama_qwen(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> bool:
+    """Return True if Ollama's converter wrote a file of Qwen3-VL or Qwen3.5, whose architectures llama.cpp uses too."""
+    return f"{raw.get('general.architecture')}.vision.block_count" in raw \
+        or any(entry.name.startswith((*_IMAGE_PREFIXES, "mtp.")) or entry.name.endswith(".ssm_dt") for entry in tensors)
+
+
+def _qwen3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the language model of a Qwen3-VL or Qwen3.5 file."""
     name = kv["general.architecture"]
-    sections = kv.get(f"{name}.rope.mrope_section", [24, 20, 20])
-    kv[f"{name}.rope.dimension_sections"] = [*sections, 0] if isinstance(sections, list) else sections
+    usual = [24, 20, 20] if name.startswith("qwen3vl") else [11, 11, 10]
+    kv.setdefault(f"{name}.rope.dimension_sections", kv.get(f"{name}.rope.mrope_section", usual))
+    heads = kv.get(f"{name}.attention.head_count_kv")
+    if isinstance(heads, list) and heads and all(type(count) is int for count in heads):
+        kv[f"{name}.attention.head_count_kv"] = max(heads)  # layers with delta nets have 0
     experts = next((entry.shape for entry in tensors if entry.name == "blk.0.ffn_up_exps.weight"), ())
     if len(experts) == 3:
         kv.setdefault(f"{name}.expert_feed_forward_length", experts[1])
-    return kv, _without_image_tensors(tensors)
+    return kv, tuple(replace(entry, name=entry.name + ".bias") if entry.name.endswith(".ssm_dt") else entry
+                     for entry in _without_image_tensors(tensors) if not entry.name.startswith("mtp."))
 
 
 _CONVERTERS: dict[str, Callable[[dict[str, Any], tuple[TensorEntry, ...]], _Tables]] = {
-    "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3, "qwen3vl": _qwen3vl, "qwen3vlmoe": _qwen3vl}
+    "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3, "qwen3vl": _qwen3, "qwen3vlmoe": _qwen3,
+    "qwen35": _qwen3, "qwen35moe": _qwen3}
 
 #: Parts of tensor names of Qwen's image encoders in Ollama's files -> in llama.cpp's projector files.
 _IMAGE_NAMES = {"v.patch_embd_0.": "v.patch_embd.", "v.patch_embd_1.weight": "v.patch_embd.weight.1",
@@ -145,7 +156,7 @@ def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _T
     name = raw.get("general.architecture")
     old = name == "qwen25vl"
     found = tuple(entry for entry in tensors if entry.name.startswith(_IMAGE_PREFIXES))
-    if not found or not old and name not in ("qwen3vl", "qwen3vlmoe"):
+    if not found or not old and _CONVERTERS.get(str(name)) is not _qwen3:
         return None
     lists = ("fullatt_block_indexes", "deepstack_visual_indexes")
     own = {key: raw[f"{name}.vision.{key}"] for key in (*_IMAGE_KEYS, *lists) if f"{name}.vision.{key}" in raw}

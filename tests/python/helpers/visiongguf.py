@@ -130,6 +130,9 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
         value = field.contents()
         if key.endswith("rope.dimension_sections"):
             key, value = f"{arch}.rope.mrope_section", value[:3]
+        if arch.startswith("qwen35") and key.endswith("attention.head_count_kv"):
+            writer.add_array(key, [0, value])  # the first layer has a delta net
+            continue
         writer.add_key_value(key, value, field.types[0], sub_type=field.types[-1] if len(field.types) > 1 else None)
     parts = {part.name: part.data for part in other.tensors}
     if arch == "qwen25vl":
@@ -155,6 +158,7 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
     for name, value in [(part.name, part.data) for part in one.tensors] + list(parts.items()):
         for part, new in names.items() if name in parts else ():
             name = name.replace(part, new)
+        name = name.replace(".ssm_dt.bias", ".ssm_dt")
         writer.add_tensor(name, np.ascontiguousarray(value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
