@@ -16,13 +16,16 @@ from .rows import Architecture, Config, Tensor, layer
 
 _SHARED = (*decoder(experts=True, shared="shared_expert", qkv_bias=True),
            *layer("layers.{}.mlp.shared_expert_gate", "ffn_gate_inp_shexp", "D", when="if S in sparse"))
-#: ``model_type`` of the decoder of Qwen3-VL, whose folders store the matrices of all experts transposed.
-_VISION = "qwen3_vl_moe_text"
-_TRANSPOSED = (
+#: ``model_type`` of the decoder of Qwen3-VL. Folders have the matrices of all experts of a layer in one tensor:
+#: published ones transposed, those of transformers 5 not.
+_VISION, _EXPERTS = "qwen3_vl_moe_text", "layers.{}.mlp.experts"
+_JOINED = (
     *(tensor for tensor in decoder(head_norms=True, experts=True)
       if "experts.{x}." not in tensor.hf and "_exps." not in tensor.gguf),
-    Tensor("layers.{}.mlp.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.halves", "XDG", "in sparse"),
-    Tensor("layers.{}.mlp.experts.down_proj", "blk.{}.ffn_down_exps.columns", "XND", "in sparse"))
+    Tensor(f"{_EXPERTS}.gate_up_proj", "blk.{}.ffn_gate_up_exps.halves", "XDG", "if columns in sparse"),
+    Tensor(f"{_EXPERTS}.down_proj", "blk.{}.ffn_down_exps.columns", "XND", "if columns in sparse"),
+    Tensor(f"{_EXPERTS}.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight", "XGD", "if rows in sparse"),
+    Tensor(f"{_EXPERTS}.down_proj", "blk.{}.ffn_down_exps.weight", "XDN", "if rows in sparse"))
 
 
 def read_experts(config: Fields, row: Architecture, kv: dict[str, Value], *, normalise: bool) -> set[str]:
@@ -69,7 +72,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
-    return {"G": 2 * size["N"]}
+    return {"G": 2 * size["N"], "columns": 1, "rows": 0}  # the reader of the folder knows which
 
 
 _HANDLED = frozenset({"expert_count", "expert_used_count"})
@@ -78,7 +81,7 @@ ROWS = (
                 complete=_complete, full_layers=28, model_types=("qwen3_moe",), biases=ATTENTION_BIAS,
                 defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
                           "moe_intermediate_size": 768}, gguf=("qwen3moe", "qwen3vlmoe"), handled=_HANDLED),
-    decoder_row("qwen3moe", ("Qwen3VLMoeForConditionalGeneration",), _TRANSPOSED, read=_read, gguf=(),
+    decoder_row("qwen3moe", ("Qwen3VLMoeForConditionalGeneration",), _JOINED, read=_read, gguf=(),
                 model_types=(_VISION,), biases=ATTENTION_BIAS, extra_sizes=_extra_sizes,
                 defaults={"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
                           "moe_intermediate_size": 1408}),

@@ -415,6 +415,14 @@ def _parts(entries: Mapping[str, TensorEntry], file: str) -> dict[str, dict[str,
     return found
 
 
+def _expert_layout(tensors: Mapping[str, TensorEntry], size: Mapping[str, int]) -> dict[str, int]:
+    """Return whether tensors of all experts have the rows of their matrices or, transposed, the columns. As in
+    transformers, square matrices are not transposed."""
+    joined = next((entry.shape for name, entry in tensors.items() if name.endswith(".experts.gate_up_proj")), ())
+    rows = joined[1:] == (size.get("G"), size["D"])
+    return {"rows": int(rows), "columns": int(not rows)}
+
+
 def _select(encoder: NetworkSpec, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...]) -> list[TensorEntry]:
     """Select the tensors of one part of the model; raise FormatError if a tensor is missing or unknown."""
     image_folder.check_surplus([encoder], tensors, paths[0])
@@ -463,6 +471,7 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
         raise Unsupported(f"{config.file}: text_config describes {row.name}, which does not generate text; the "
                           "decoder of a vision model must be a language model")
     size = architectures.sizes(row, read.kv, file=config.file) | read.sizes
+    size |= _expert_layout(parts["text"], size)
     if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
         config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
     _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, hf_quantised.Quantised(parts["text"]))
