@@ -142,12 +142,24 @@ def cut(model: Any, family: str, layers: int) -> Any:
     return part
 
 
+def transpose_experts(folder: Path) -> None:
+    """Transpose the matrices of all experts, as in published folders of Qwen3-VL. Transformers 5 saves them as they
+    are in its class."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    save_file({name: value.transpose(1, 2).contiguous() if ".mlp.experts." in name else value
+               for name, value in load_file(path).items()}, path, {"format": "pt"})
+
+
 def save(model: Any, family: str, folder: Path) -> Path:
     """Save a model with its processor configuration, a tokenizer of words and a chat template."""
     pytest.importorskip("tokenizers")
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     model.save_pretrained(folder)
+    if family == "qwen3_vl_moe":
+        transpose_experts(folder)
     special = {"<unk>": 0, "<s>": 1, "</s>": EOS, "<image>": IMAGE}
     if family in ("smolvlm", "idefics3"):
         names = ["<fake_token_around_image>", "<global-img>",
