@@ -85,11 +85,12 @@ static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
         tiny_int(spec, "mpool.image.window", 1);
     tiny_ints(spec, deep ? "mpool.vision.tap_layers" : "mpool.image.window_layers", listed, ENCODER_LAYERS);
     tiny_ints(spec, "mpool.rope_sections", sections, 3);
+    const int side = deep ? GRID * PATCH : 4 * SIDE;
     const struct {
         const char *key;
         int value;
     } numbers[] = {{"block_count", ENCODER_LAYERS},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
-                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", deep ? GRID * PATCH : 4 * SIDE}};
+                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", side}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         snprintf(name, sizeof name, "%s.vision.%s", arch, numbers[i].key);
         tiny_int(spec, name, numbers[i].value);

@@ -4,8 +4,8 @@ llama.cpp calls the projector file mmproj. It is in the same folder, has the ``g
 the image encoder and the projector.
 
 The projector type identifies the family: ``mlp`` is LLaVA (LLaVA 1.6 if the file has sizes for tiling), ``idefics3`` is
-Idefics3 or SmolVLM, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are Qwen's. Projector files do not describe the image preprocessing, so
-this module uses that of the family.
+Idefics3 or SmolVLM, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are Qwen's. Projector files
+do not describe the image preprocessing, so this module uses that of the family.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def describe_file(path: str, *, key: str, ref: str) -> ModelDescription:
         key, ref: key and reference of the model, stored in the result.
 
     Raises:
-        FormatError, Unsupported, LimitError: on the conditions of :func:`~mpool.models.formats.gguf_model.describe_gguf`.
+        FormatError, Unsupported, LimitError: on the conditions of
+            :func:`~mpool.models.formats.gguf_model.describe_gguf`.
     """
     text = gguf_model.describe_gguf(path, key=key, ref=ref)
     if f"{text.spec.architecture}.vision.block_count" not in text.spec.kv:
@@ -132,7 +133,8 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
     if name is None:
         raise Unsupported(f"{projector}: clip.projector_type is {describe(kind)}; mpool supports "
                           + ", ".join(sorted(_FAMILIES)),
-                          hint=f"Use the model's transformers folder; for text only, pass the path {text.spec.files[0]}")
+                          hint="Use the model's transformers folder; for text only, pass the path "
+                               + text.spec.files[0])
     qwen = name in _QWEN_TENSORS
     kv, settings = (_qwen_settings if qwen else _vit_settings)(table, name)
     if name == "qwen2_vl":  # llama.cpp's converter stores another number under this key

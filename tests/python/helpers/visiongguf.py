@@ -22,7 +22,8 @@ QWEN = {"attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2", "mlp.gate_proj"
         "mlp.down_proj": "ffn_down", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "mlp.linear_fc1": "ffn_up",
         "mlp.linear_fc2": "ffn_down", "attn.qkv": "attn_qkv"}
 #: Family -> projector type, architecture of the decoder in GGUF files, name of its class and of its configuration.
-QWEN_FILES = {"qwen2_vl": ("qwen2vl_merger", "qwen2vl", "Qwen2"), "qwen2_5_vl": ("qwen2.5vl_merger", "qwen2vl", "Qwen2"),
+QWEN_FILES = {"qwen2_vl": ("qwen2vl_merger", "qwen2vl", "Qwen2"),
+              "qwen2_5_vl": ("qwen2.5vl_merger", "qwen2vl", "Qwen2"),
               "qwen3_vl": ("qwen3vl_merger", "qwen3vl", "Qwen3"),
               "qwen3_vl_moe": ("qwen3vl_merger", "qwen3vlmoe", "Qwen3Moe"),
               "qwen3_5": ("qwen3vl_merger", "qwen35", "Qwen3_5"),

@@ -140,7 +140,8 @@ def test_tensors_have_the_names_and_shapes_of_the_class(tmp_path: Path, name: st
     if name.startswith("qwen"):
         cls = getattr(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), model)
         config = cls.config_class(**settings)
-        found = image_networks.read_qwen(Fields(json.loads(json.dumps(config.to_dict())), file="config.json"), name, (0,))
+        given = Fields(json.loads(json.dumps(config.to_dict())), file="config.json")
+        found = image_networks.read_qwen(given, name, (0,))
         network = found.network
         assert (found.merge, found.output, found.taps) == (2, 64, (0, 2) if name == "qwen3_vl" else ())
         also = ("merger.mlp", "merger.linear_fc", "deepstack_merger_list")
