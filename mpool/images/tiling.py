@@ -200,7 +200,7 @@ def _split(image: Image, settings: VisionSettings) -> TiledImage:
     return TiledImage(tiles, placeholders)
 
 
-# ---- Qwen2.5-VL: images of any size ----------------------------------------------------------------------------------
+# ---- Qwen's models: images of any size -------------------------------------------------------------------------------
 
 def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
     """Return multiples of ``unit`` near the image's sides, such that the number of pixels is within the limits."""

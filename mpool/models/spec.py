@@ -525,6 +525,15 @@ class ModelDescription:
     stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def language_model(self) -> ModelDescription:
+        """The decoder of a vision model, as a model of its own; another model itself."""
+        name, old = self.spec.kv.get("mpool.vision.decoder"), f"{self.spec.architecture}."
+        if self.capability != "vision" or not isinstance(name, str):
+            return self
+        kv = {f"{name}.{key[len(old):]}" if key.startswith(old) else key: value for key, value in self.spec.kv.items()}
+        return replace(self, capability="text_to_text", spec=replace(self.spec, architecture=name, kv=kv))
+
+    @property
     def tokenizes(self) -> bool:
         """True if the model's inputs are texts, which one tokenizer encodes."""
         return self.embedding is not None or self.generation is not None

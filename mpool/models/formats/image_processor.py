@@ -225,7 +225,7 @@ def read_tiling(folder: Folder) -> TilingProcessor:
 
 @dataclass(frozen=True)
 class DynamicSizeProcessor:
-    """The image processor of Qwen2-VL and Qwen2.5-VL, which keeps the proportions of an image.
+    """The image processor of Qwen's vision models, which keeps the proportions of an image.
 
     Attributes:
         patch: side of a patch, in pixels.
@@ -246,7 +246,7 @@ class DynamicSizeProcessor:
 
 
 def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
-    """Read the image processor of a Qwen2-VL or Qwen2.5-VL folder.
+    """Read the image processor of a folder of one of Qwen's vision models.
 
     Raises:
         FormatError, Unsupported: on the conditions of :func:`read`.

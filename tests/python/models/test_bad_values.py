@@ -116,7 +116,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "vae": _part("decoder", _SIZES), "gguf": _gguf,
     "projector": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "llava"),
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
-    "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl")}
+    "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl"),
+    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl")}
 
 
 #: A new family changes the list of all names, but not the outcomes of the other families.

@@ -112,6 +112,17 @@ def test_bfloat16_is_near(family) -> None:
     assert ours.max() <= theirs.max() and ours.mean() <= 0.8 * theirs.mean()
 
 
+def test_experts_of_qwen3_vl_as_transformers_saves_them(tmp_path: Path) -> None:
+    """Published folders have them transposed, as those of the tests above."""
+    model = visionmodels.randomised("qwen3_vl_moe")
+    visionmodels.transpose_experts(visionmodels.save(model, "qwen3_vl_moe", tmp_path))
+    images = random_images(CASES["one"])
+    with mpool.Pool() as pool:
+        made = request(pool, tmp_path, images)
+        got = run(pool, made, prompt_logits=True).prompt_logits()
+    assert relative(got, reference(model, made, images)[1]) <= TOLERANCE
+
+
 @pytest.mark.parametrize("size", [(30, 64), (96, 96), (50, 33), (90, 10)])
 @pytest.mark.parametrize("name", ["smolvlm", "idefics3"])
 def test_prompt_around_image_tiles(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
