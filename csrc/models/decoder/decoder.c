@@ -271,7 +271,7 @@ static mp_decoder_view view_of(const mp_decoder_pass *pass, const mp_team_thread
 
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
-    const int M = pass->rows.M, most = mp_decoder_most_rows(model, M);
+    const int most = mp_decoder_most_rows(model, pass->rows.M);
     const bool few = needs_only_outputs(pass);
     size_t hidden = (size_t)model->hidden;
     mp_decoder_view view = view_of(pass, thread);
@@ -282,8 +282,8 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
         if ((pass->warming || l % POLL_LAYERS == 0) && stopped(pass, thread))
             return;
         for (view.block = 0; view.block < pass->block_count; view.block++) {
-            view.first = view.block * pass->block_rows;
-            view.rows = M - view.first < pass->block_rows ? M - view.first : pass->block_rows;
+            view.first = pass->block_first[view.block];
+            view.rows = pass->block_first[view.block + 1] - view.first;
             view.context.adapters = pass->row_adapter ? pass->row_adapter + view.first : NULL;
             run_layer(pass, &view, l, few);
         }

@@ -147,15 +147,31 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
 
-/* Returns the rows that an item could compute now. *decoding: all its sequences are decoding. *missing: the first image
- * tile that a row needs and that is not computed, or -1. Sets *masks if a sequence waits for its mask. */
-static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decoding, int *missing, bool *masks) {
+/* Returns the rows that a sequence could compute now, at most `most`. whole: may be more for a span at the beginning,
+ * which is computed in one step. *missing: the first image tile that a row needs and that is not computed, or -1. */
+static int sequence_rows(mp_text_engine *engine, const mp_item *item, mp_sequence *seq, int most, bool whole,
+                         int *missing) {
+    const mp_text_request *request = (const mp_text_request *)item->request;
+    const int32_t at = seq->cached.count;
+    const int left = mp_sequence_group_left(item->state, &engine->cache, seq);
+    const int span = mp_image_span_left(engine->model, &request->images, at);
+    int want = left < most ? left : most;
+    if (span > want && (whole || span <= most)) /* no snapshot is kept inside a span */
+        want = span;
+    want = mp_images_ready(engine->images, request, item->state, seq, want, missing);
+    return mp_image_span_fit(engine->model, &request->images, at, want);
+}
+
+/* Returns the rows that an item could compute now, at most `most`; `whole`, *missing: as for sequence_rows. *decoding:
+ * all its sequences are decoding. Sets *masks if a sequence waits for its mask. */
+static int wanted_rows(mp_text_engine *engine, const mp_item *item, int most, bool whole, bool *decoding, int *missing,
+                       bool *masks) {
     mp_sequence_group *state = item->state;
-    int64_t rows = 0;
+    int rows = 0;
     *decoding = true;
     *missing = -1;
     for (int i = 0; i < state->n; i++) {
-        const mp_sequence *seq = &state->seqs[i];
+        mp_sequence *seq = &state->seqs[i];
         if (!seq->active || seq->done)
             continue;
         if (seq->awaits_mask) { /* once the mask is set, the step samples the next token and computes its row */
@@ -164,14 +180,12 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
             *masks |= !may;
             continue;
         }
-        const int left = mp_sequence_group_left(state, &engine->cache, &state->seqs[i]);
         int tile;
-        rows += mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
-                                left < STEP_ROWS ? left : STEP_ROWS, &tile);
+        rows += sequence_rows(engine, item, seq, rows < most ? most - rows : 0, whole && rows == 0, &tile);
         *missing = *missing < 0 ? tile : *missing;
         *decoding &= seq->count - seq->cached.count == 1;
     }
-    return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
+    return rows;
 }
 
 static bool is_computing(const mp_text_engine *engine, const mp_item *item, int tile) {
@@ -208,7 +222,7 @@ static void plan_image_part(mp_text_engine *engine, uint64_t row_ns, uint64_t bu
 }
 
 /* Plans all decode rows first; prefills share the rows for which time is left, in the given order. The first prefill
- * may always have MIN_ROWS rows, so that many decoding sequences cannot starve it. */
+ * may always have MIN_ROWS rows, or a whole span, so that many decoding sequences cannot starve it. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
@@ -235,15 +249,15 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         }
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
             bool decoding;
-            int missing, rows = wanted_rows(engine, items[i], &decoding, &missing, &plan->masks);
+            int missing, rows = wanted_rows(engine, items[i], STEP_ROWS, true, &decoding, &missing, &plan->masks);
             if (prompts && rows == 0 && missing >= 0)
                 choose_image_part(engine, items[i], missing);
             if (decoding == (prompts == 1) || rows == 0)
                 continue;
             int room = !prompts ? STEP_ROWS - planned : first && left < MIN_ROWS ? MIN_ROWS : left;
             if (prompts && rows > room)
-                rows = room;
-            if (rows <= 0 || rows > room)
+                rows = wanted_rows(engine, items[i], room > 0 ? room : 0, first, &decoding, &missing, &plan->masks);
+            if (rows == 0 || (!prompts && rows > room))
                 continue;
             if (prompts) {
                 first = false;
@@ -338,9 +352,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             if (outcomes[p] != MP_OUTCOME_MORE)
                 break;
             /* 0 rows also while the sequence waits */
-            int missing, want = seq->done ? 0 : mp_sequence_group_left(state, &engine->cache, seq);
-            want = mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
-                                   want < left ? want : left, &missing);
+            int missing, want = seq->done ? 0 : sequence_rows(engine, item, seq, left, false, &missing);
             if (want == 0)
                 continue;
             mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want};
@@ -378,6 +390,10 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 extended = mp_cached_take(&step.seq->cached, &engine->cache, &step.rows, &item->error);
             }
             status = status == MP_OK ? extended : status;
+            if (extended != MP_OK) {
+                const mp_text_request *request = (const mp_text_request *)item->request;
+                step.rows = mp_image_span_fit(engine->model, &request->images, step.seq->cached.count, step.rows);
+            }
             if (step.rows > 0)
                 engine->steps[kept++] = step;
             mine += step.rows;
@@ -426,6 +442,18 @@ static void capture_step(const mp_step_seq *step, const mp_text_request *request
             mp_capture_at(capture, token + i, rows->M - 1 - step->drafts + i, step->output + i);
 }
 
+/* Sets seq->spans. */
+static void set_spans(const mp_decoder *model, const mp_text_images *images, mp_row_seq *seq) {
+    const mp_image_run *end = images->runs + images->n_runs;
+    if (!model->image_spans || images->n_runs == 0)
+        return;
+    seq->spans = mp_image_run_at(images, seq->past);
+    if (seq->spans->start + seq->spans->rows <= seq->past)
+        seq->spans++;
+    while (seq->spans + seq->n_spans < end && seq->spans[seq->n_spans].start < seq->past + seq->rows)
+        seq->n_spans++;
+}
+
 /* Lays out the rows of the step. id, seq and output_row have room for the rows that select_rows and mp_drafts_add
  * counted. */
 static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
@@ -466,6 +494,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
                 all ? request->prompt_logits + (size_t)seq->cached.count * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < prompt_left ? step->rows : prompt_left,
         };
+        set_spans(engine->model, &request->images, &rows->seq[s]);
         rows->M += step->rows + step->drafts;
         step->output = last ? rows->n_output : -1;
         for (int row = rows->M - 1 - step->drafts; last && row < rows->M; row++)

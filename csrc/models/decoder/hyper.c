@@ -277,6 +277,19 @@ static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *
     return MP_OK;
 }
 
+/* Reads the list of layers in which the rows of an image see each other. */
+static mp_status read_spans(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t none = 0, spans[MP_DECODER_LAYERS];
+    MP_TRY(mp_spec_ints(spec, "mpool.image_spans", model->layer_count, 0, 1, &none, spans, error));
+    mp_mixer *mixer;
+    for (int i = 0; i < model->layer_count; i++)
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++) {
+            mixer->attention.spans = spans[i] != 0;
+            model->image_spans |= spans[i] != 0;
+        }
+    return MP_OK;
+}
+
 /* Gives a mixer with a state its places in the state and in the log. */
 static void place_state(mp_decoder *model, mp_mixer *mixer) {
     size_t log_bytes;
@@ -316,5 +329,6 @@ static mp_status make_stores(mp_decoder *model, mp_error *error) {
 mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp_error *error) {
     MP_TRY(read_rope(model, args, error));
     MP_TRY(read_windows(model, args->spec, error));
+    MP_TRY(read_spans(model, args->spec, error));
     return make_stores(model, error);
 }

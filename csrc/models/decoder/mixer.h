@@ -57,6 +57,8 @@ typedef struct mp_paged_attention { /* attention over the KV cache: decoder/atte
     float *sinks;   /* [heads] attention sinks: scores without a value; or NULL */
     int rope;        /* index of the rotary table for queries and keys; -1: no rotation */
     int window;      /* positions that a row sees, its own included; 0 = all. At most those that the store keeps */
+    bool spans;      /* the rows of an image see each other, within the window: a row sees as many later ones as there
+                      * are in its image */
     int store;       /* index of the keys and values in mp_decoder.kv; mixers with equal KV heads may share one */
     bool reads_only; /* an earlier mixer stores the keys and values: `qkv` has queries only */
 } mp_paged_attention;

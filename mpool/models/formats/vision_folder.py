@@ -415,7 +415,7 @@ def read_gemma(config: Fields) -> VisionModel:
     return VisionModel("gemma3_vision", text, encoder, projector, {
         "mpool.vision.image_encoder": encoder.architecture, "mpool.vision.image_token_id": token,
         "mpool.vision.merge": merge, "mpool.vision.norm": True, "mpool.vision.averaged": True,
-        "mpool.vision.norm_offset": 1.0, "mpool.image_spans": True}, read_settings)
+        "mpool.vision.norm_offset": 1.0, "mpool.image_spans": 1}, read_settings)
 
 
 READERS: dict[str, Callable[[Fields], VisionModel]] = {

@@ -233,7 +233,7 @@ def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSet
                           resample=_BICUBIC if llava else _BILINEAR if gemma else _LANCZOS, patch_size=patch, image_size=side, any_size=False,
                           pad_square=square if llava and not grid else None)
     if gemma:
-        kv |= {"mpool.vision.averaged": True, "mpool.image_spans": True}
+        kv |= {"mpool.vision.averaged": True, "mpool.image_spans": 1}
         return kv, VisionSettings(scheme="pan", image=image, image_token_id=-1, merge=merge)
     return kv, VisionSettings(scheme="tiles" if grid else "one" if llava else "split", image=image, image_token_id=-1,
                               merge=merge, grid=grid, split=not llava,
