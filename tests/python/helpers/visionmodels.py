@@ -88,7 +88,8 @@ def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> 
     if row["text"] == "mistral":
         text["sliding_window"] = 100
     if family == "gemma3":
-        text |= {"head_dim": 20, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"][-layers:]}
+        text |= {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 6,
+                 "layer_types": ["sliding_attention", "full_attention"][-layers:]}
     config = getattr(transformers, row["config"])(vision_config=vision, text_config=text, image_token_id=IMAGE,
                                                   **{**row["more"], **more})
     model = getattr(transformers, row["model"])(config).eval()
