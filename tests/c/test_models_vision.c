@@ -271,7 +271,7 @@ MP_TEST(models_vision_recorded) {
     oblong = true;
     wrong += vision_is_recorded(&axial_kind, (double[]){-71.1333, 404.1674});
     has_newline = false;
-    wrong += vision_is_recorded(&deep_kind, (double[]){0, 0});
+    wrong += vision_is_recorded(&deep_kind, (double[]){-128.6048, -188.4742});
     MP_CHECK_INT(wrong, 0);
 }
 
@@ -309,7 +309,9 @@ MP_TEST(models_vision_sizes_recorded) {
         {{7238528, 43908480, 7245696, 17100960, 14835360, 1012, 18544032, 1126, 8704, 5056},
          {3653504, 43907712, 3660672, 17100960, 14835360, 1012, 18544032, 1126, 8704, 7552},
          {1852672, 43907712, 1859840, 17100960, 14835360, 1012, 18544032, 1126, 8704, 6848}},
-        {{0}, {0}, {0}},
+        {{7443712, 52299136, 7450880, 29641248, 20841504, 880, 29641248, 880, 9664, 5056},
+         {3778816, 52298368, 3785984, 29641248, 20841504, 880, 29641248, 880, 9664, 7552},
+         {1907840, 52298368, 1915008, 29641248, 20841504, 880, 29641248, 880, 9664, 6848}},
     };
     int wrong = 0;
     for (int i = 0; i < 9; i++) {
@@ -663,6 +665,7 @@ MP_TEST_SECONDS(models_vision_survives_each_refused_allocation_in_halves, 300) {
     tile_rows = ROWS / 4;
     halves = true;
     sweep(&axial_kind);
+    has_newline = false;
     sweep(&deep_kind);
 }
 

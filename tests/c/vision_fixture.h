@@ -111,11 +111,12 @@ static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
         const char *name;
         int rows, columns;
     } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
-                    {"attn_out", HIDDEN, HIDDEN}, {"ffn_up", FFN, HIDDEN},    {"ffn_down", HIDDEN, FFN},
-                    {"ffn_gate", FFN, HIDDEN}};
-    const size_t count = sizeof matrices / sizeof *matrices - deep;
+                    {"attn_out", HIDDEN, HIDDEN}, {"ffn_gate", FFN, HIDDEN},  {"ffn_up", FFN, HIDDEN},
+                    {"ffn_down", HIDDEN, FFN}};
     for (int l = 0; l < ENCODER_LAYERS; l++) {
-        for (size_t m = 0; m < count; m++) {
+        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+            if (deep && strcmp(matrices[m].name, "ffn_gate") == 0)
+                continue;
             snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, matrices[m].name);
             tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
         }
