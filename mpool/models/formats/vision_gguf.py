@@ -4,8 +4,8 @@ llama.cpp calls the projector file mmproj. It is in the same folder, has the ``g
 the image encoder and the projector.
 
 The projector type identifies the family: ``mlp`` is LLaVA (LLaVA 1.6 if the file has sizes for tiling), ``idefics3`` is
-Idefics3 or SmolVLM, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are Qwen's. Projector files
-do not describe the image preprocessing, so this module uses that of the family.
+Idefics3 or SmolVLM, ``gemma3`` is Gemma 3, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are
+Qwen's. Projector files do not describe the image preprocessing, so this module uses that of the family.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
 
 
 def describe_file(path: str, *, key: str, ref: str) -> ModelDescription:
-    """Describe a GGUF file; one of Ollama's converter that also contains an image encoder of Qwen is a vision model.
+    """Describe a GGUF file; one of Ollama's converter that also contains an image encoder is a vision model.
 
     Args:
         path: the file; for a split model, its first part.

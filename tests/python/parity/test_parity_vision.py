@@ -2,6 +2,7 @@
 image encoder after every layer and the projector, the decoder after every layer, greedy tokens."""
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -142,4 +143,29 @@ def test_prompt_around_image_tiles(tmp_path: Path, name: str, size: tuple[int, i
         fake_token_around_image="<fake_token_around_image>", image_token="<image>", global_image_token="<global-img>")
     text = f"user : {expanded} {visionmodels.text(3, 4)} assistant : "
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("size, crops", [((40, 40), 0), ((30, 90), 3)])
+def test_prompt_around_images_of_gemma(tmp_path: Path, size: tuple[int, int], crops: int) -> None:
+    """The text around an image equals that of transformers' processor, which encodes it together with the text before
+    and after: line feeds become one token."""
+    from tokenizers import Tokenizer
+
+    folder = visionmodels.save(visionmodels.make("gemma3", 1, 1), "gemma3", tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    for count, word in enumerate(("w7", "w8", "w9"), start=1):
+        data["model"]["vocab"]["\n" * count] = number = data["model"]["vocab"].pop(word)
+        data["added_tokens"].append({"id": number, "content": "\n" * count, "special": False, **dict.fromkeys(
+            ("single_word", "lstrip", "rstrip", "normalized"), False)})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    path = folder / "chat_template.json"
+    path.write_text(path.read_text().replace("<start_of_image> ", "\\n<start_of_image>"))
+    with mpool.Pool() as pool:
+        made = request(pool, folder, random_images([size]), 4)
+    shown = f"\n\n<start_of_image>{'<image>' * 9}<end_of_image>\n\n"
+    text = shown if not crops else (f"Here is the original image {shown} and here are some crops to help you see better "
+                                    + " ".join([shown] * crops))
+    text = f"user : \n{text}{visionmodels.text(3, 4)} assistant : "
     assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
