@@ -82,7 +82,7 @@ static uint64_t run(tiny_model *tiny, const shape *shape, int changed, uint64_t 
     return hash;
 }
 
-/* ---- what a row sees --------------------------------------------------------------------------------------------- */
+/* ---- visible rows ----------------------------------------------------------------------------------------------- */
 
 /* Returns a component of a row of an encoded image, which the engine has. */
 static float *component(tiny_model *tiny, int image, int row) {

@@ -9,7 +9,7 @@ enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDE
 
 static int tile_rows = ROWS; /* rows per tile */
 static bool oblong;          /* tiles are alternately 2 SIDE wide and 2 SIDE high, and each has SIDE * SIDE pixels */
-static int earlier;          /* the images of items 3, 4 and 7 begin so many tokens earlier */
+static int earlier;          /* number of tokens by which the images of items 3, 4 and 7 begin earlier */
 static bool halves;          /* the first matrix of an axial network is stored as two, as in GGUF files */
 static bool has_newline = true; /* turned prompts end images with the newline row */
 

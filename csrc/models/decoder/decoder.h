@@ -144,6 +144,12 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     bool unpacked;           /* some matrices were unpacked when the pass began */
     bool warming;            /* this pass takes longer than later passes (mp_weight_store_warming) */
     bool stop; /* every request of the step was cancelled: the pass ended after a layer, without logits */
+    /* A pass may be left between two layers: set until_ns. If it is `paused`, another pass over the same rows computes
+     * the rest: it begins at the same `layer`, with a copy of `x`. */
+    const float *resumed; /* [M, hidden] x after `layer` layers; NULL: the pass begins with the embeddings */
+    int layer;            /* the first layer; after a pause, the next one */
+    uint64_t until_ns;    /* pause after the layer that ends at this time or later; 0: do not pause */
+    bool paused;
     uint8_t *thread_scratch; /* [threads][thread_bytes] */
     size_t thread_bytes;
 } mp_decoder_pass;
