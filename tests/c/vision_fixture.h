@@ -65,8 +65,8 @@ static inline void add_image_encoder(tiny_file *file) {
     tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
-/* Add an axial image encoder, and three-dimensional positions in the decoder. The encoder has windows over 2 by 2 merged
- * patches; with `deep`, it has a table of positions and two taps instead, and the sections of positions are
+/* Add an axial image encoder, and three-dimensional positions in the decoder. The encoder has windows over 2 by 2
+ * merged patches; with `deep`, it has a table of positions and two taps instead, and the sections of positions are
  * interleaved. */
 static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
     enum { MERGE = 2, PAIRS = TINY_HIDDEN / TINY_HEADS / 2, GRID = 3, INNER = HIDDEN * MERGE * MERGE };

@@ -102,8 +102,8 @@ void mp_images_release(mp_image_store *store, const mp_text_request *request, mp
  * is missing. Sets *missing to that tile, or to -1. Holds the tiles of the rows that it counts. */
 int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                     const mp_sequence *seq, int want, int *missing);
-/* Returns the row [1 + taps, hidden] for a placeholder, whose tile the group must hold. Sets *source to the index of the
- * placeholder among the rows of all runs. */
+/* Returns the row [1 + taps, hidden] for a placeholder, whose tile the group must hold. Sets *source to the index of
+ * the placeholder among the rows of all runs. */
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
 /* Returns true if this tile is being computed for a request of the same tenant. */

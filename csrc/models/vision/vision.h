@@ -31,7 +31,7 @@ enum { MP_VISION_MAX_PATCHES = 16384 /* in one tile */, MP_VISION_MAX_TAPS = 8 }
 
 typedef struct mp_projector {
     int32_t layers;          /* it reads the patches after this number of layers of the image network */
-    mp_norm norm;            /* of merge * merge patches side by side, or of their mean; not in all projectors */
+    mp_norm norm;            /* taps: norms merge * merge patches, side by side, as one row; means: norms the mean */
     mp_linear first, second; /* second: without parts if the projector has only one layer */
 } mp_projector;
 

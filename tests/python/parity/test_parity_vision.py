@@ -98,8 +98,8 @@ def test_preprocessing_matches_transformers(family, size: tuple[int, int]) -> No
 
 
 def test_bfloat16_is_near(family) -> None:
-    """No row is further from float32 than the furthest row of transformers in bfloat16. Rounding may send a row to other
-    experts."""
+    """No row is further from float32 than the furthest row of transformers in bfloat16; but rounding may send a row to
+    other experts."""
     name, model, folder, pool = family
     images = random_images(CASES["one"])
     made = vision_request(pool, images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
