@@ -217,7 +217,8 @@ def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSet
     llava, gemma = name == "llava", name == "gemma3_vision"
     side = table.int("clip.vision.image_size", low=1, high=4096)
     patch = table.int("clip.vision.patch_size", low=1, high=256)
-    merge = 1 if llava else table.int("clip.vision.projector.scale_factor", 4 if gemma else None, low=1, high=16)
+    scale = "clip.vision.projector.scale_factor"
+    merge = 1 if llava else table.int(scale, 4, low=1, high=16) if gemma else table.int(scale, low=1, high=16)
     if side < patch or side // patch % merge:
         table.fail("clip.vision.image_size", side, f"at least {patch}, with a whole number of patches of {patch} "
                    f"pixels that is a multiple of {merge}")
