@@ -111,7 +111,8 @@ def _from_gguf(path: str) -> Input:
     _, tensors, files = read_gguf(path)
     end = min((entry.offset for entry in tensors if entry.file == 0), default=os.path.getsize(path))
     keys = {key: content for key, content in read_values(files[0], end).items() if not key.startswith(_OF_THE_FILE)}
-    return Input(keys, tuple(Tensor(entry.name, entry.shape, (entry,)) for entry in tensors), files,
+    written = [replace(one, folder=False) for one in _tensors(tensors, Export(), {})]  # joins separate experts
+    return Input(keys, tuple(written), files,
                  _model(described.spec.architecture, described.spec.kv, {entry.name for entry in tensors}))
 
 

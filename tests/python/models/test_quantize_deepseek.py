@@ -51,6 +51,10 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, model
 
 
+#: Keys that only some files have. Readers compute the same without them.
+OPTIONAL: set[str] = set()
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", quantisedfiles.AS_CONVERTED)
 def test_keys_and_tensors_are_those_of_the_format(tmp_path: Path, name: str) -> None:
@@ -59,7 +63,7 @@ def test_keys_and_tensors_are_those_of_the_format(tmp_path: Path, name: str) -> 
     reference = tinygguf.write(tmp_path / "reference.gguf", model)
     quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "F32")
     expected, found = settings(reference), settings(tmp_path / "q.gguf")
-    assert found.keys() - OPTIONAL == expected.keys() - OPTIONAL
+    assert {key.partition(".")[2] for key in found.keys() ^ expected.keys()} <= OPTIONAL
     for key, value in expected.items():
         assert found[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
     expected, found = values(reference), values(tmp_path / "q.gguf")
