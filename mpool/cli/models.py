@@ -97,7 +97,7 @@ _WEIGHTS = {"packed": "packed at load", "mapped": "mapped, never packed",
 def _text(name: str, value: Any) -> str:
     if name == "weights":
         return _WEIGHTS[value]
-    if name in ("bytes", "download_bytes", "expert_bytes"):
+    if name in ("bytes", "download_bytes", "expert_bytes", "sequence_state_bytes"):
         return megabytes(value)
     if isinstance(value, bool):
         return "yes" if value else "no"

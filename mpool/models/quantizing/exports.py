@@ -262,7 +262,7 @@ def _falcon(settings: Settings) -> Changes:
     into = Folder(settings.path).fields("config.json").number("attention_in_multiplier", 1.0)
     scale = {name: settings.number(f"{name}_scale", 1.0) for name in (
         "embedding", "output", "attention", "mixed", "recurrent", "gate", "ffn")}
-    found = {name: (Change(factors=(factor,)),) for name, factor in (
+    found: dict[str, tuple[Change, ...]] = {name: (Change(factors=(factor,)),) for name, factor in (
         ("attn_q.weight", into), ("attn_v.weight", into), ("attn_output.weight", scale["mixed"] / into),
         ("attn_k.weight", scale["attention"] * math.sqrt(settings.integer("rope.dimension_count")) / into),
         ("ssm_out.weight", scale["recurrent"]), ("ffn_gate.weight", scale["gate"]), ("ffn_down.weight", scale["ffn"]),
