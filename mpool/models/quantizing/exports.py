@@ -7,7 +7,7 @@ cannot express is refused, because the file would compute something else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -35,20 +35,20 @@ class Settings:
     Attributes:
         architecture: name of the architecture.
         written: name of the architecture in the file.
-        tied: True if the output layer shares the weights of the token embedding.
+        names: names of the folder's tensors.
         keys: hyper-parameters under GGUF's names, which are written as they are.
     """
 
-    def __init__(self, path: str, architecture: str, kv: Mapping[str, Value], *, tied: bool = False) -> None:
+    def __init__(self, path: str, architecture: str, kv: Mapping[str, Value], names: Container[str]) -> None:
         """Read the hyper-parameters of a model's spec.
 
         Args:
             path: folder named in errors.
             architecture: name of the architecture.
             kv: hyper-parameters.
-            tied: True if the output layer shares the weights of the token embedding.
+            names: names of the folder's tensors.
         """
-        self.path, self.architecture, self.written, self.tied = path, architecture, architecture, tied
+        self.path, self.architecture, self.written, self.names = path, architecture, architecture, names
         self.keys = {key: one for key, one in kv.items() if not key.startswith("mpool.")}
         self._own = {key.removeprefix("mpool."): one for key, one in kv.items() if key.startswith("mpool.")}
 
@@ -257,8 +257,9 @@ def _falcon(settings: Settings) -> Changes:
     """Multiply the weights by the factors of the network."""
     settings.written = "falcon-h1"
     _mixers(settings)
-    for name, fixed in (("attention_beside", True), ("norm_then_gate", False)):
-        settings.fixed(name, fixed)
+    settings.fixed("attention_beside", True)
+    if settings.take("norm_then_gate", False) and "blk.0.ssm_norm.weight" in settings.names:
+        settings.refuse("mamba_norm_before_gate")
     into = Folder(settings.path).fields("config.json").number("attention_in_multiplier", 1.0)
     scale = {name: settings.number(f"{name}_scale", 1.0) for name in (
         "embedding", "output", "attention", "mixed", "recurrent", "gate", "ffn")}
@@ -267,7 +268,7 @@ def _falcon(settings: Settings) -> Changes:
         ("attn_k.weight", scale["attention"] * math.sqrt(settings.integer("rope.dimension_count")) / into),
         ("ssm_out.weight", scale["recurrent"]), ("ffn_gate.weight", scale["gate"]), ("ffn_down.weight", scale["ffn"]),
         ("token_embd.weight", scale["embedding"]), ("output.weight", scale["output"]))}
-    if settings.tied:
+    if "output.weight" not in settings.names:  # the factors of embeddings and logits differ
         found["token_embd.weight"] += (Change("output.weight", factors=(scale["output"],)),)
     inner, heads = settings.integer("ssm.inner_size"), settings.integer("ssm.time_step_rank")
     counts = [inner, inner, *[settings.integer("ssm.group_count") * settings.integer("ssm.state_size")] * 2, heads]

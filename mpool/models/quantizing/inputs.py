@@ -125,7 +125,7 @@ def _from_folder(path: str) -> Input:
     scaled = any(entry.dtype in hf_quantised.DTYPES for entry in spec.tensors)
     written = [entry for entry in spec.tensors if not (scaled and hf_quantised.is_companion(entry.name))]
     names = {entry.name for entry in written}
-    export, settings = EXPORTS[name], Settings(path, name, spec.kv, tied="output.weight" not in names)
+    export, settings = EXPORTS[name], Settings(path, name, spec.kv, names)
     heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
     factors, changes = _take_settings(settings, export)
     rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")

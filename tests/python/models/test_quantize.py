@@ -79,7 +79,7 @@ def test_arguments_of_the_core(arguments: tuple[Any, ...], words: str) -> None:
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", goldens.MIXED)
 def test_types_are_those_of_llama_cpp(folder: Path, name: str) -> None:
     source = quantisedfiles.write(name, "F32", folder)
