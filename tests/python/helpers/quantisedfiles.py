@@ -92,7 +92,7 @@ AS_CONVERTED = ("deepseek2", "deepseek2_kimi", "deepseek2_lite", "deepseek2_v2",
 RECORDED = ("llama", "llama_tied", "llama_linear", "llama_yarn", "qwen2", "qwen3", "qwen35moe", "lfm2", "nemotron_h",
             "falcon_h1_tied", "granitehybrid")
 FILES = [*((name, "F32") for name in RECORDED), ("llama", "Q8_0"), ("llama", "Q4_K_M"), ("llama", "Q6_K"),
-         ("qwen3", "Q8_0"), ("qwen2", "Q5_K_M"), ("qwen3next", "Q8_0"), ("lfm2moe", "Q8_0"), ("granitehybrid", "Q8_0")]
+         ("qwen3", "Q8_0"), ("qwen2", "Q5_K_M"), ("qwen3next", "Q8_0"), ("lfm2moe", "Q8_0")]
 
 
 def _sentencepiece(style: str) -> Any:
