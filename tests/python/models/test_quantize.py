@@ -90,7 +90,7 @@ def test_types_are_those_of_llama_cpp(folder: Path, name: str) -> None:
         assert found == RECORDED["types"][name][recipe], recipe
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", list(quantisedfiles.FOLDERS))
 def test_float_file_computes_the_same(folder: Path, name: str) -> None:
     path = quantisedfiles.write(name, "F32", folder)
@@ -194,7 +194,7 @@ FLOATS = ("norm.weight", "ffn_norm", ".bias", "conv1d.weight", "shortconv.conv.w
           "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "rope_freqs.weight")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", quantisedfiles.AS_CONVERTED)
 def test_a_folder_and_its_file_give_the_same_bytes(folder: Path, name: str) -> None:
     path = quantisedfiles.write(name, "Q4_K_M", folder)

@@ -56,7 +56,7 @@ OPTIONAL = {"attention.layer_norm_rms_epsilon", "attention.temperature_length", 
             "feed_forward_length"}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", quantisedfiles.AS_CONVERTED)
 def test_keys_and_tensors_are_those_of_the_format(tmp_path: Path, name: str) -> None:
     """The reference file is written by the ``gguf`` package, with the names and splits of llama.cpp's converter."""
