@@ -163,7 +163,7 @@ def test_a_missing_bias_is_refused(tmp_path: Path, pool: mpool.Pool, monkeypatch
     """The flag BIAS requires the biases that other rows may lack. So does the table of architectures, before the core
     sees the file."""
     gguf = pytest.importorskip("gguf")
-    add, model = gguf.GGUFWriter.add_tensor, tinygguf.models()["bert"]
+    add, model = gguf.GGUFWriter.add_tensor, tinygguf.model("bert")
     for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"):
         def add_others(writer: Any, tensor: str, *more: Any, left_out: str = f"{name}.bias", **options: Any) -> None:
             if not tensor.endswith(left_out):
