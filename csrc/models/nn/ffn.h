@@ -23,10 +23,13 @@ struct mp_ffn {
     const mp_ffn_ops *ops;
     mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set */
     mp_experts experts; /* mp_ffn_experts */
+    mp_linear enter, leave; /* mp_ffn_experts with latents: to the width of the experts, and back */
 };
 
 extern const mp_ffn_ops mp_ffn_dense;   /* plain or gated */
-extern const mp_ffn_ops mp_ffn_experts; /* mixture of experts */
+/* Mixture of experts. With latents (Nemotron 3 Super), the router sees the rows, and the experts see `enter` of them;
+ * `leave` follows their weighted sum. */
+extern const mp_ffn_ops mp_ffn_experts;
 
 void mp_ffn_deinit(mp_ffn *ffn);
 
