@@ -54,15 +54,6 @@ static int64_t gates_column(const mp_recurrent *own) { return own->in.N - 2 * ow
 static bool joins_inputs(const mp_recurrent *own) { return own->in.w[0].N != own->conv.channels; }
 static bool joins_gates(const mp_recurrent *own) { return own->in.w[own->in.parts - 1].N != own->matrix.heads; }
 
-static void gated_delta_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks,
-                              mp_block_needs *needs) {
-    (void)model;
-    (void)most_blocks;
-    mp_matrix_needs(mixer, M, 2 * (size_t)mixer->recurrent.matrix.dk * sizeof(float), needs);
-    if (joins_inputs(&mixer->recurrent) || joins_gates(&mixer->recurrent))
-        mp_needs_scratch(needs, 0, mp_arena_cost((size_t)mixer->recurrent.in.N * sizeof(float)));
-}
-
 /* Reorders `count` parts of a row from one key head after another to one part after another. sizes: components of a key
  * head in each part. spare: scratch as long as the row. */
 static void separate(float *row, int keys, const int *sizes, int count, float *spare) {
@@ -125,7 +116,7 @@ static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const 
 }
 
 /* Norms and gates the thread's share of the rows of o. */
-static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at, float scale) {
+static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
     const mp_kernels *call = mp_kernels_get();
     const int64_t width = mp_matrix_values(&own->matrix);
     int64_t begin, end;
@@ -135,8 +126,6 @@ static void finish(const mp_decoder_view *view, const mp_recurrent *own, const m
         for (int h = 0; h < own->matrix.heads; h++)
             mp_norm_row(&own->norm, o + (ptrdiff_t)h * own->matrix.dv, o + (ptrdiff_t)h * own->matrix.dv);
         call->gated(MP_ACT_SILU, at->projected + r * own->in.N + z_column(own), o, width, o);
-        for (int64_t i = 0; i < width && scale != 1; i++)
-            o[i] *= scale;
     }
 }
 
@@ -144,28 +133,17 @@ static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_vi
                                 const float *in, float scale) {
     const mp_recurrent *own = &mixer->recurrent;
     const mp_matrix_heads *matrix = &own->matrix;
-    const mp_team_thread *thread = view->context.thread;
     const int64_t channels = own->conv.channels, keys = mp_matrix_keys(matrix), values = mp_matrix_values(matrix);
     const mp_matrix_buffers at = mp_matrix_buffers_of(pass, own);
     const mp_state_scan rows = {.q = at.mixed, .k = at.mixed + keys, .v = at.mixed + 2 * keys, .o = at.o,
                                 .beta = at.projected + gates_column(own),
                                 .decay = at.projected + gates_column(own) + matrix->heads, .ldq = channels,
                                 .ldk = channels, .ldv = channels, .ldo = values, .ld_gates = own->in.N};
-    mp_row_linear(&view->context, &own->in, in, own->in.K, view->rows, NULL, at.projected, own->in.N);
-    mp_team_barrier(thread);
-    separate_parts(view, own, &at);
-    mp_matrix_convolve(pass, view, own, at.projected, at.mixed);
-    mp_team_barrier(thread);
-    prepare(view, own, &at);
-    mp_team_barrier(thread);
-    mp_matrix_scan(pass, view, own, &rows);
-    finish(view, own, &at, scale);
-    mp_team_barrier(thread);
-    return (mp_mixed){at.o, values};
+    return mp_matrix_mix(pass, view, own, in, scale, &at, at.projected, &rows, separate_parts, prepare, finish);
 }
 
 const mp_mixer_ops mp_mixer_gated_delta = {.read = gated_delta_read,
-                                           .needs = gated_delta_needs,
+                                           .needs = mp_matrix_needs,
                                            .cost = mp_matrix_cost,
                                            .mix = gated_delta_mix,
                                            .sizes = mp_matrix_mixer_sizes,

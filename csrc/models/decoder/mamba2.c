@@ -61,13 +61,6 @@ static mp_status mamba2_read(const mp_layer_reader *reader, mp_mixer *mixer, mp_
     return mp_reader_linear(reader, &mixer->out, &out, 1, inner, model->residual_scale, error);
 }
 
-static void mamba2_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks,
-                         mp_block_needs *needs) {
-    (void)model;
-    (void)most_blocks;
-    mp_matrix_needs(mixer, M, 0, needs);
-}
-
 /* Multiplies the parts of the thread's share of the rows by their factors. Ends with a barrier if there are any. */
 static void scale_parts(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
     const int64_t keys = mp_matrix_keys(&own->matrix), values = mp_matrix_values(&own->matrix);
@@ -114,7 +107,7 @@ static void norm_groups(const mp_recurrent *own, float *y) {
 }
 
 /* Adds skip * x to the thread's share of the rows of o, and gates and norms them. */
-static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at, float scale) {
+static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
     const mp_kernels *call = mp_kernels_get();
     const int dv = own->matrix.dv;
     const int64_t width = mp_matrix_values(&own->matrix);
@@ -131,8 +124,6 @@ static void finish(const mp_decoder_view *view, const mp_recurrent *own, const m
         call->gated(MP_ACT_SILU, z, y, width, y);
         if (!own->norm_then_gate)
             norm_groups(own, y);
-        for (int64_t i = 0; i < width && scale != 1; i++)
-            y[i] *= scale;
     }
 }
 
@@ -140,28 +131,16 @@ static mp_mixed mamba2_mix(const mp_decoder_pass *pass, const mp_decoder_view *v
                            const float *in, float scale) {
     const mp_recurrent *own = &mixer->recurrent;
     const mp_matrix_heads *matrix = &own->matrix;
-    const mp_team_thread *thread = view->context.thread;
-    const int64_t channels = own->conv.channels, values = mp_matrix_values(matrix);
-    const int64_t keys = mp_matrix_keys(matrix);
+    const int64_t channels = own->conv.channels, keys = mp_matrix_keys(matrix), values = mp_matrix_values(matrix);
     const mp_matrix_buffers at = mp_matrix_buffers_of(pass, own);
     const mp_state_scan rows = {.k = at.mixed + values, .q = at.mixed + values + keys, .v = at.projected + values,
                                 .decay = at.projected + values + channels, .o = at.o, .ldk = channels,
                                 .ldq = channels, .ldv = own->in.N, .ldo = values, .ld_gates = own->in.N};
-    mp_row_linear(&view->context, &own->in, in, own->in.K, view->rows, NULL, at.projected, own->in.N);
-    mp_team_barrier(thread);
-    scale_parts(view, own, &at);
-    mp_matrix_convolve(pass, view, own, at.projected + values, at.mixed);
-    mp_team_barrier(thread);
-    prepare(view, own, &at);
-    mp_team_barrier(thread);
-    mp_matrix_scan(pass, view, own, &rows);
-    finish(view, own, &at, scale);
-    mp_team_barrier(thread);
-    return (mp_mixed){at.o, values};
+    return mp_matrix_mix(pass, view, own, in, scale, &at, at.projected + values, &rows, scale_parts, prepare, finish);
 }
 
 const mp_mixer_ops mp_mixer_mamba2 = {.read = mamba2_read,
-                                      .needs = mamba2_needs,
+                                      .needs = mp_matrix_needs,
                                       .cost = mp_matrix_cost,
                                       .mix = mamba2_mix,
                                       .sizes = mp_matrix_mixer_sizes,

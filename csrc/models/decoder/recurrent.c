@@ -121,14 +121,16 @@ mp_matrix_buffers mp_matrix_buffers_of(const mp_decoder_pass *pass, const mp_rec
     return buffers;
 }
 
-void mp_matrix_needs(const mp_mixer *mixer, int M, size_t prepared, mp_block_needs *needs) {
+void mp_matrix_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks, mp_block_needs *needs) {
+    (void)model;
+    (void)most_blocks;
     const mp_recurrent *own = &mixer->recurrent;
     const size_t shared = lay_out(own, M, NULL, NULL);
     const size_t pointers = mp_causal_conv_pointers(&own->conv, M) * sizeof(float *);
     mp_needs_linear(needs, &own->in, M);
     mp_needs_linear(needs, &mixer->out, M);
-    mp_needs_scratch(needs, shared, mp_arena_cost(pointers));
-    mp_needs_scratch(needs, shared, mp_arena_cost(mp_larger(mp_matrix_copy(&own->matrix), prepared)));
+    mp_needs_scratch(needs, shared, mp_arena_cost(mp_larger(pointers, (size_t)own->in.N * sizeof(float))));
+    mp_needs_scratch(needs, shared, mp_arena_cost(mp_matrix_copy(&own->matrix)));
 }
 
 void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost) {
@@ -137,8 +139,9 @@ void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost) {
     cost->barriers += 6;
 }
 
-void mp_matrix_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
-                        const float *x, float *y) {
+/* y [rows, channels] = SiLU(convolution(x [rows, in.N])): the thread's share of the channels. */
+static void convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own, const float *x,
+                     float *y) {
     const int64_t channels = own->conv.channels;
     int64_t c0, c1;
     mp_state_rows part;
@@ -240,8 +243,9 @@ void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thr
     }
 }
 
-void mp_matrix_scan(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
-                    const mp_state_scan *rows) {
+/* Scans and logs the rows of each sequence. Has a barrier between them, and none at the end. */
+static void scan_rows(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
+                      const mp_state_scan *rows) {
     const mp_matrix_heads *matrix = &own->matrix;
     const mp_team_thread *thread = view->context.thread;
     size_t conv_log;
@@ -258,6 +262,29 @@ void mp_matrix_scan(const mp_decoder_pass *pass, const mp_decoder_view *view, co
         if (mp_state_rows_of(pass, view, s, &part))
             mp_matrix_log_rows(matrix, thread, &part,
                                part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows);
+}
+
+mp_mixed mp_matrix_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
+                       const float *in, float scale, const mp_matrix_buffers *at, const float *x,
+                       const mp_state_scan *rows, mp_matrix_step *arrange, mp_matrix_step *prepare,
+                       mp_matrix_step *finish) {
+    const mp_team_thread *thread = view->context.thread;
+    const int64_t values = mp_matrix_values(&own->matrix);
+    int64_t begin, end;
+    mp_row_linear(&view->context, &own->in, in, own->in.K, view->rows, NULL, at->projected, own->in.N);
+    mp_team_barrier(thread);
+    arrange(view, own, at);
+    convolve(pass, view, own, x, at->mixed);
+    mp_team_barrier(thread);
+    prepare(view, own, at);
+    mp_team_barrier(thread);
+    scan_rows(pass, view, own, rows);
+    finish(view, own, at);
+    mp_team_split(thread, view->rows, 1, &begin, &end);
+    for (int64_t i = begin * values; i < end * values && scale != 1; i++)
+        at->o[i] *= scale;
+    mp_team_barrier(thread);
+    return (mp_mixed){at->o, values};
 }
 
 /* Returns log(1 + e) for e in [0, 1]: 2 atanh(e / (2 + e)), whose series is exact to 1e-11 after eleven terms. All

@@ -67,8 +67,7 @@ void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thr
  * sequences of a row block. The parts of the convolution come first in state and log. */
 mp_status mp_matrix_mixer_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error);
 size_t mp_matrix_mixer_state(const mp_mixer *mixer, size_t *log_bytes);
-/* `in`, `out` and the buffers. prepared: bytes of a thread's further scratch. */
-void mp_matrix_needs(const mp_mixer *mixer, int M, size_t prepared, mp_block_needs *needs);
+void mp_matrix_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks, mp_block_needs *needs);
 void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost);
 static inline int64_t mp_matrix_values(const mp_matrix_heads *matrix) { return (int64_t)matrix->heads * matrix->dv; }
 static inline int64_t mp_matrix_keys(const mp_matrix_heads *matrix) { return (int64_t)matrix->keys * matrix->dk; }
@@ -80,12 +79,15 @@ typedef struct mp_matrix_buffers { /* scratch of a row block */
 } mp_matrix_buffers;
 
 mp_matrix_buffers mp_matrix_buffers_of(const mp_decoder_pass *pass, const mp_recurrent *own);
-/* y [rows, channels] = SiLU(convolution(x [rows, in.N])): the thread's share of the channels. */
-void mp_matrix_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
-                        const float *x, float *y);
-/* mp_matrix_scan_rows and mp_matrix_log_rows of each sequence. Has a barrier between them, and none at the end. */
-void mp_matrix_scan(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
-                    const mp_state_scan *rows);
+/* Mixes the rows of the view: the projection of `in`; `arrange`; the convolution with SiLU of the columns of `projected`
+ * from x on; `prepare`; the scan of `rows`; `finish`; the factor `scale`. Each step computes the thread's share of the
+ * rows, with in.N floats of scratch of its own; `arrange` ends with a barrier if it changes them. Ends with a barrier.
+ */
+typedef void mp_matrix_step(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at);
+mp_mixed mp_matrix_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
+                       const float *in, float scale, const mp_matrix_buffers *at, const float *x,
+                       const mp_state_scan *rows, mp_matrix_step *arrange, mp_matrix_step *prepare,
+                       mp_matrix_step *finish);
 
 /* x [n] = log(1 + exp(x)) */
 void mp_softplus(float *x, int n);
