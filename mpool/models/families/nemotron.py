@@ -148,5 +148,5 @@ ROWS = (
                 biases=("mlp_bias",), remote=True, extra_sizes=_extra_sizes,
                 defaults={"num_key_value_heads": 8, "head_dim": 128, "layer_norm_epsilon": 1e-5},
                 handled=frozenset({"expert_count", "expert_used_count", "expert_shared_count", "expert_weights_scale",
-                                   "attention.head_count_kv", "feed_forward_length"})),
+                                   "attention.head_count_kv", "feed_forward_length", "moe_latent_size"})),
 )
