@@ -248,7 +248,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nemotron_h_latent": ("NemotronHConfig", "NemotronHForCausalLM",
                           {"head_dim": 16, "n_routed_experts": 7, "num_experts_per_tok": 3, "moe_latent_size": 40,
                            "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 28,
-                           "routed_scaling_factor": 2.5, "mamba_num_heads": 4, "mamba_head_dim": 16,
+                           "routed_scaling_factor": 2.5, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
                            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "nemotron_h_dense": ("NemotronHConfig", "NemotronHForCausalLM",
                          {"head_dim": 26, "moe_latent_size": 56, "n_routed_experts": 6, "num_experts_per_tok": 2,
