@@ -67,7 +67,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     _rope(config, kv, a, plain + rotated)
     kv["mpool.rope_neox"] = not config.bool("rope_interleave", True) if is_v3 else False
     kv["mpool.activation"] = activation(config, "hidden_act", row.activation)
-    used |= read_experts(config, kv, a, {"num_experts": 256 if is_v3 else 64, "num_experts_per_tok": 8,
+    used |= read_experts(config, kv, a, {"n_routed_experts": 256 if is_v3 else 64, "num_experts_per_tok": 8,
                                          "moe_intermediate_size": 2048 if is_v3 else 1407})
     width = cast(int, kv[f"{a}.expert_feed_forward_length"])
     kv[f"{a}.expert_shared_feed_forward_length"] = width * config.int("n_shared_experts", 1 if is_v3 else 2, low=0,
@@ -89,9 +89,9 @@ def _read(config: Fields, row: Architecture) -> Config:
     return finish(config, row, kv, used | {
         "num_key_value_heads", "rms_norm_eps", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank",
         "q_lora_rank", "rope_theta", "rope_scaling", "rope_parameters", "rope_interleave", "hidden_act",
-        "n_shared_experts", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor", "topk_method",
-        "n_group", "topk_group", "moe_layer_freq", "scoring_func", "ep_size", "aux_loss_alpha", "seq_aux", "head_dim",
-        "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers", "auto_map"})
+        "num_experts", "n_shared_experts", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor",
+        "topk_method", "n_group", "topk_group", "moe_layer_freq", "scoring_func", "ep_size", "aux_loss_alpha",
+        "seq_aux", "head_dim", "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers", "auto_map"})
 
 
 def _heads(kv: dict[str, Value], a: str, key: int, value: int) -> None:

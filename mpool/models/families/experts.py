@@ -9,7 +9,7 @@ from ..fields import Fields
 from ..spec import Value
 from .reading import MAX_WIDTH
 
-#: Keys of config.json for the number of experts of a layer.
+#: Keys of config.json for the number of experts of a layer; transformers reads the last one in every family.
 _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 #: Keys of config.json for the number of groups of experts, and for the groups that a router uses.
 _GROUPS = ("n_group", "topk_group")
@@ -23,17 +23,18 @@ def read_experts(config: Fields, kv: dict[str, Value], a: str, usual: Mapping[st
         config: contents of config.json.
         kv: hyper-parameters to add to.
         a: name of the architecture.
-        usual: defaults of ``num_experts``, ``num_experts_per_tok`` and ``width``; without the last one, an expert has
-            the size of a dense MLP.
+        usual: defaults of the number of experts, under the family's key; of ``num_experts_per_tok``; and of ``width``,
+            without which an expert has the size of a dense MLP.
         width: key of the size of an expert.
     """
-    count = next((key for key in _COUNTS if key in config), "num_experts")
-    experts = config.int(count, usual["num_experts"], low=1, high=4096)
+    count = next(key for key in _COUNTS if key in usual)
+    given = next((key for key in (count, "num_local_experts") if config.get(key) is not None), count)
+    experts = config.int(given, usual[count], low=1, high=4096)
     kv[f"{a}.expert_count"] = experts
     kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", usual["num_experts_per_tok"], low=1, high=experts)
     kv[f"{a}.expert_feed_forward_length"] = kv[f"{a}.feed_forward_length"] if width not in usual \
         else config.int(width, usual[width], low=1, high=MAX_WIDTH)
-    return {*_COUNTS, "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise",
+    return {count, "num_local_experts", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise",
             *({width} & set(usual))}
 
 

@@ -88,8 +88,8 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
         inner = config.int("mamba_expand", 2, low=1, high=64) * cast(int, kv[f"{a}.embedding_length"])
         used |= read_mamba(config, kv, a, {"heads": 128, "head": 1, "groups": 1, "state": 256}, inner=inner)
     if experts:
-        read_experts(config, kv, a, {"num_experts": experts, "num_experts_per_tok": 2, "intermediate_size": 11008},
-                     "intermediate_size")
+        read_experts(config, kv, a, {"num_local_experts": experts, "num_experts_per_tok": 2,
+                                      "intermediate_size": 11008}, "intermediate_size")
         kv[f"{a}.expert_shared_feed_forward_length"] = width
     if config.str("position_embedding_type", None, limit=64) != "rope":
         kv["mpool.rope_layers"] = [-1] * len(mixers)

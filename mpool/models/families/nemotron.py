@@ -107,7 +107,7 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _read_experts(config: Fields, kv: dict[str, Value], a: str) -> None:
-    read_experts(config, kv, a, {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688})
+    read_experts(config, kv, a, {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688})
     kv[f"{a}.expert_shared_feed_forward_length"] = config.int("moe_shared_expert_intermediate_size", 7688, low=1,
                                                               high=MAX_WIDTH)
     kv[f"{a}.moe_latent_size"] = config.int("moe_latent_size", 0, low=1, high=MAX_WIDTH)  # null: no latents
