@@ -172,7 +172,7 @@ static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, boo
 static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
     const mp_decoder *model = reader->model;
     const int32_t latent = model->experts.latent;
-    const mp_reader_part enter = {"ffn_latent_down", latent}, leave = {"ffn_latent_up", model->hidden};
+    const mp_reader_part down = {"ffn_latent_down", latent}, up = {"ffn_latent_up", model->hidden};
     char bias[64];
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", reader->index);
     const mp_experts_shape shape = {
@@ -193,9 +193,9 @@ static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, m
         return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
     MP_TRY(mp_experts_init(&ffn->experts, &shape, reader->builder, error));
     if (latent == 0)
-        return refuse_own(reader, enter.name, error);
-    MP_TRY(mp_reader_linear(reader, &ffn->enter, &enter, 1, model->hidden, 1, error));
-    return mp_reader_linear(reader, &ffn->leave, &leave, 1, latent, model->residual_scale, error);
+        return refuse_own(reader, down.name, error);
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, &down, 1, model->hidden, 1, error));
+    return mp_reader_linear(reader, &ffn->mlp.down, &up, 1, latent, model->residual_scale, error);
 }
 
 /* Values of the list `mpool.layer_blocks`. */

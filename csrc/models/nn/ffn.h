@@ -21,14 +21,13 @@ typedef struct mp_ffn_ops {
 
 struct mp_ffn {
     const mp_ffn_ops *ops;
-    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set */
+    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set. mp_ffn_experts with latents: `up` projects
+                         * rows to the width of the experts, and `down` their sum back. */
     mp_experts experts; /* mp_ffn_experts */
-    mp_linear enter, leave; /* mp_ffn_experts with latents: to the width of the experts, and back */
 };
 
 extern const mp_ffn_ops mp_ffn_dense;   /* plain or gated */
-/* Mixture of experts. With latents (Nemotron 3 Super), the router sees the rows, and the experts see `enter` of them;
- * `leave` follows their weighted sum. */
+/* Mixture of experts. With latents (Nemotron 3 Super), the router sees the rows, and the experts their projections. */
 extern const mp_ffn_ops mp_ffn_experts;
 
 void mp_ffn_deinit(mp_ffn *ffn);

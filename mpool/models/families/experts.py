@@ -34,8 +34,8 @@ def read_experts(config: Fields, kv: dict[str, Value], a: str, usual: Mapping[st
     kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", usual["num_experts_per_tok"], low=1, high=experts)
     kv[f"{a}.expert_feed_forward_length"] = kv[f"{a}.feed_forward_length"] if width not in usual \
         else config.int(width, usual[width], low=1, high=MAX_WIDTH)
-    return {count, "num_local_experts", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise",
-            *({width} & set(usual))}
+    return {count, "num_local_experts", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef",
+            "router_jitter_noise", *({width} & set(usual))}
 
 
 def read_routing(config: Fields, kv: dict[str, Value], a: str, scale: float = 1.0,
