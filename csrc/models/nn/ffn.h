@@ -21,8 +21,8 @@ typedef struct mp_ffn_ops {
 
 struct mp_ffn {
     const mp_ffn_ops *ops;
-    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set. mp_ffn_experts with latents: `up` projects
-                         * rows to the width of the experts, and `down` their sum back. */
+    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set. mp_ffn_experts with latents: `up`
+                         * projects rows to the experts' width, and `down` their sum back */
     mp_experts experts; /* mp_ffn_experts */
 };
 

@@ -100,9 +100,9 @@ def _read(config: Fields, row: Architecture) -> Config:
     found = finish(plain, row, kv, used | _UNUSED | {
         *_FIXED, *_OF_EXPERTS, "hybrid_override_pattern", "layers_block_type", "use_bias", "use_conv_bias",
         "rms_norm_eps"})
-    proj, latent = int(config.bool("use_bias", False)), kv.get(f"{row.name}.moe_latent_size", 0)
+    proj, latent = int(config.bool("use_bias", False)), kv.get(f"{row.name}.moe_latent_size", 0) != 0
     found.sizes |= {"proj_bias": proj, "out_bias": proj, "conv_bias": int(config.bool("use_conv_bias", True)),
-                    "latent_bias": int(latent and found.sizes["mlp_bias"])}
+                    "latent_bias": int(latent) & found.sizes["mlp_bias"]}
     return found
 
 
