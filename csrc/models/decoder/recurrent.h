@@ -80,8 +80,8 @@ typedef struct mp_matrix_buffers { /* scratch of a row block */
 
 mp_matrix_buffers mp_matrix_buffers_of(const mp_decoder_pass *pass, const mp_recurrent *own);
 /* Mixes the rows of the view: the projection of `in`; `arrange`; convolution and SiLU of the columns of `projected`
- * from x on; `prepare`; the scan of `rows`; `finish`; the factor `scale`. Each step computes the thread's share of the rows
- * with in.N floats of scratch; `arrange` ends with a barrier if it changes them. Ends with a barrier. */
+ * from x on; `prepare`; the scan of `rows`; `finish`; the factor `scale`. Each step computes the thread's share of the
+ * rows with in.N floats of scratch; `arrange` ends with a barrier if it changes them. Ends with a barrier. */
 typedef void mp_matrix_step(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at);
 mp_mixed mp_matrix_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
                        const float *in, float scale, const mp_matrix_buffers *at, const float *x,
