@@ -105,8 +105,8 @@ class ModelSpec:
                 tensors += [replace(entry, name=f"{start}lora_{side}", file=first + entry.file)
                             for side, entry in (("a", update.a), ("b", update.b))]
                 kv[f"{start}scale"] = float(update.scale)
-                if update.heads:
-                    kv[f"{start}heads"] = update.heads
+                kv |= {f"{start}{side}": list(order) for side, order in (("rows", update.rows),
+                                                                        ("columns", update.columns)) if order}
         if ids:
             kv["mpool.adapters"] = ids
         return replace(self, files=tuple(files), tensors=tuple(tensors), kv=kv)
@@ -151,15 +151,16 @@ class LowRank:
         b: the matrix ``(outputs, rank)``; of an embedding, ``(rank, width)``. ``file`` of both is an index of
             ``Adapter.files``.
         scale: factor of the update.
-        heads: not 0: the rows of ``b`` are those of this many heads, whose halves stand one after the other in the file
-            and are interleaved in the model; negative: they are interleaved in the file only.
+        rows, columns: how the rows of ``b`` and the columns of ``a`` are ordered, if the model has them in another
+            order: the fields of ``mp_order`` (``csrc/models/nn/builder.h``).
     """
 
     layer: str
     a: TensorEntry
     b: TensorEntry
     scale: float
-    heads: int = 0
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

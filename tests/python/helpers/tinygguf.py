@@ -165,6 +165,8 @@ def _write_mamba(writer: Any, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
+        if config.moe_latent_size:
+            writer.add_moe_latent_size(config.moe_latent_size)
 
 
 def _multiplied(name: str, data: np.ndarray, config: Any) -> np.ndarray:
@@ -336,7 +338,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             "falcon_h1": "falcon-h1"}.get(config.model_type, config.model_type)
     arch = vision or arch
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid", "granitemoe",
-                                                           "mistral3")
+                                                           "mistral3", "nemotron_h_moe")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
