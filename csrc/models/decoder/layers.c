@@ -173,14 +173,17 @@ static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, boo
 
 static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
     const mp_decoder *model = reader->model;
+    const int32_t latent = model->experts.latent;
+    const mp_reader_part down = {"ffn_latent_down", latent}, up = {"ffn_latent_up", model->hidden};
     char bias[64];
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", reader->index);
     const mp_experts_shape shape = {
         .layer = reader->index,
         .count = model->experts.count,
         .used = model->experts.used,
-        .hidden = model->hidden,
+        .hidden = latent > 0 ? latent : model->hidden,
         .ffn = model->experts.ffn,
+        .routed = model->hidden,
         .routing = model->experts.routing,
         .biased = mp_weights_has(model->weights, bias),
         .plain = !reader->gated,
@@ -190,13 +193,18 @@ static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, m
     mp_ffn *ffn = mp_sublayer_add_ffn(sub, &mp_ffn_experts);
     if (!ffn)
         return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
-    return mp_experts_init(&ffn->experts, &shape, reader->builder, error);
+    MP_TRY(mp_experts_init(&ffn->experts, &shape, reader->builder, error));
+    if (latent == 0)
+        return mp_reader_refuse(reader, down.name, error);
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, &down, 1, model->hidden, 1, error));
+    return mp_reader_linear(reader, &ffn->mlp.down, &up, 1, latent, model->residual_scale, error);
 }
 
 /* Adds a dense network and experts, each with its own norms, whose outputs are added up before the sublayer's norm. */
 static mp_status add_beside(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
     const mp_decoder *model = reader->model;
     char scale[64];
+    MP_TRY(mp_reader_refuse(reader, "ffn_latent_down", error)); /* the norms are of whole rows */
     MP_TRY(read_dense(reader, sub, false, reader->dense_ffn, error));
     MP_TRY(read_experts(reader, sub, error));
     mp_ffn *const dense = sub->ffn[0], *const experts = sub->ffn[1];

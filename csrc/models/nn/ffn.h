@@ -22,7 +22,8 @@ typedef struct mp_ffn_ops {
 
 struct mp_ffn {
     const mp_ffn_ops *ops;
-    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set */
+    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set. mp_ffn_experts with latents: `up`
+                         * projects rows to the experts' width, and `down` their sum back */
     mp_experts experts; /* mp_ffn_experts */
     mp_norm norm, router_norm; /* mp_ffn_experts with norms of its own: of the rows for the experts, and for the router.
                                 * `in` of `add` is then the rows without a norm. Skipped if they have no weight */
@@ -31,7 +32,8 @@ struct mp_ffn {
 };
 
 extern const mp_ffn_ops mp_ffn_dense;   /* plain or gated */
-extern const mp_ffn_ops mp_ffn_experts; /* mixture of experts */
+/* Mixture of experts. With latents (Nemotron 3 Super), the router sees the rows, and the experts their projections. */
+extern const mp_ffn_ops mp_ffn_experts;
 
 /* A low-rank layer beside a mixer (LAuReL, arXiv:2411.07501): sum += in + after(down(up(in))), with `after` of the
  * network, not that of the sum. `in` must not be the scratch of the sum. */
