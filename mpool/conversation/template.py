@@ -35,6 +35,8 @@ _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"
                        "caller", "varargs", "kwargs"))
 
 _NON_WORD = re.compile(r"\W")
+#: Where a template reads the reasoning of a message as a part of its content (Ministral 3, Magistral).
+_THINKING_PART = re.compile(r"""\btype\b['"\]]*\s*==\s*['"]thinking['"]""")
 
 #: Status of a rendering that exceeded a limit -> the unit of the limit, and its setting in ``limits``.
 _LIMITS = {"time": ("s of CPU time", "max_template_seconds"), "memory": ("of memory", "max_template_memory"),
@@ -152,7 +154,8 @@ class ChatTemplate:
             add_generation_prompt: as in :meth:`render`; None: on unless the last message is continued.
             placeholder: a character in the messages, and the text of the control token that replaces it. If the text
                 is None, the character's id is -1, whatever the vocabulary contains.
-            merge_turns: join consecutive messages of one role if the template rejects the conversation.
+            merge_turns: if the template rejects the conversation, join consecutive messages of one role, and give
+                the user those of the system after the first.
             check_length: function that is called with a number of tokens that the prompt has at least, before it is
                 encoded. It raises an error if these are too many.
         """
@@ -192,12 +195,14 @@ class ChatTemplate:
 
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool,
                 deadline: float | None, merge_turns: bool = False) -> str:
+        if _THINKING_PART.search(self.source) is not None:
+            data["messages"] = list(map(_with_thinking_part, data["messages"]))
         if continue_final_message:
             final = _open_last(data["messages"][-1], add_generation_prompt)
         variables = {**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)}
-        merged = turns.merged(data["messages"]) if merge_turns else []
-        text = self._run("render", variables, deadline, {**variables, "messages": merged} if 0 < len(merged) < len(
-            data["messages"]) else None)
+        merged = turns.merged(data["messages"]) if merge_turns else data["messages"]
+        text = self._run("render", variables, deadline,
+                         None if merged == data["messages"] else {**variables, "messages": merged})
         if not continue_final_message:
             return text
         at = text.rfind(_CONTINUE.strip())
@@ -378,9 +383,21 @@ def _dicts(values: list[Any], name: str) -> list[Any]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Copy a message's reasoning to every key under which templates read it."""
+    """Copy a message's reasoning to every key under which templates read it. ``tool_plan`` is that of Command R7B."""
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if reasoning is None:
+        return message
+    plan = {"tool_plan": reasoning} if message.get("tool_calls") else {}
+    return {"thinking": reasoning, **plan, **message, "reasoning_content": reasoning}
+
+
+def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose content has its reasoning, too."""
+    thoughts, content = message.get("reasoning_content"), message.get("content")
+    if message["role"] != "assistant" or not isinstance(thoughts, str) or not thoughts:
+        return message
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    return {**message, "content": [{"type": "thinking", "thinking": thoughts}, *parts]}
 
 
 def _open_last(message: dict[str, Any], add_generation_prompt: Any) -> str:
