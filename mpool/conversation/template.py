@@ -155,7 +155,7 @@ class ChatTemplate:
             placeholder: a character in the messages, and the text of the control token that replaces it. If the text
                 is None, the character's id is -1, whatever the vocabulary contains.
             merge_turns: if the template rejects the conversation, join consecutive messages of one role, and give
-                the user those of the system after the first.
+                the user those of the system after the first, or all of them.
             check_length: function that is called with a number of tokens that the prompt has at least, before it is
                 encoded. It raises an error if these are too many.
         """
@@ -195,14 +195,14 @@ class ChatTemplate:
 
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool,
                 deadline: float | None, merge_turns: bool = False) -> str:
-        if _THINKING_PART.search(self.source) is not None:
+        if "reasoning_content" not in self.source and _THINKING_PART.search(self.source) is not None:
             data["messages"] = list(map(_with_thinking_part, data["messages"]))
         if continue_final_message:
             final = _open_last(data["messages"][-1], add_generation_prompt)
         variables = {**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)}
-        merged = turns.merged(data["messages"]) if merge_turns else data["messages"]
-        text = self._run("render", variables, deadline,
-                         None if merged == data["messages"] else {**variables, "messages": merged})
+        others = [turns.merged(data["messages"], system) for system in (True, False)] if merge_turns else []
+        text = self._run("render", variables, deadline, [{**variables, "messages": merged} for merged in others
+                                                         if merged != data["messages"]])
         if not continue_final_message:
             return text
         at = text.rfind(_CONTINUE.strip())
@@ -225,12 +225,14 @@ class ChatTemplate:
         return rendering.renderers().exceeded(self._text)
 
     def _run(self, kind: str, variables: dict[str, Any] | None = None, deadline: float | None = None,
-             others: dict[str, Any] | None = None) -> str:
-        """Return the text of a renderer's result, or raise its error. ``others``: variables for a second try, if the
+             others: Sequence[dict[str, Any]] = ()) -> str:
+        """Return the text of a renderer's result, or raise its error. ``others``: variables for further tries, if the
         template rejects the conversation."""
         result = rendering.renderers().run(self._text, kind, variables, deadline)
-        if result.status == "rejected" and others is not None:
-            second = rendering.renderers().run(self._text, kind, others, deadline)
+        for changed in others:
+            if result.status != "rejected":
+                break
+            second = rendering.renderers().run(self._text, kind, changed, deadline)
             result = result if second.status == "rejected" else second
         if result.status == "text":
             return result.text

@@ -173,9 +173,14 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
              (CALLED, "</tool_call>"), ("</tool_call>", "<|return|>")]
     words = ("Hm", "<think>", "</think>", "<tool_call>", "</tool_call>", CALLED)
     folders = {name: chainmodels.save(tmp_path_factory.mktemp(name), template, chain, words)
-               for name, template in (("qwen", tm.QWEN3_5), ("nemotron", tm.NEMOTRON2))}
+               for name, template in (("qwen", tm.QWEN3_5), ("nemotron", tm.NEMOTRON2), ("mixtral", ALTERNATING))}
     with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
         yield made
+
+
+#: Like that of Mixtral 8x7B.
+ALTERNATING = ("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must "
+               "alternate') }}{% endif %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else m.content }}{% endfor %}")
 
 
 def openai_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
@@ -252,12 +257,17 @@ def test_tools_and_reasoning_in_turns_of_qwen3_5(qwen: Any, turn: Any) -> None:
     assert turn(send, [*ASKED, *added, *LATER])[:2] == (found, tokens([*history, *LATER]))
 
 
-def test_a_system_message_in_the_middle(qwen: Any) -> None:
-    """Qwen3.5's template refuses it: it becomes part of the question."""
-    turns = [*ASKED, *LATER[:1], {"role": "system", "content": "Now."}, *LATER[1:]]
-    joined = [*ASKED, *LATER[:1], {"role": "user", "content": "Now.\n\nAnd now?"}]
-    first, second = (qwen.state.pool.chat(one, "qwen", temperature=0, max_tokens=1) for one in (turns, joined))
+@pytest.mark.parametrize("model, turns, joined", [
+    ("qwen", [*ASKED, *LATER[:1], {"role": "system", "content": "Now."}, *LATER[1:]],
+     [*ASKED, *LATER[:1], {"role": "user", "content": "Now.\n\nAnd now?"}]),
+    ("mixtral", [*ASKED, *LATER], [{"role": "user", "content": "Be brief.\n\nWhere?"}, *LATER])])
+def test_system_messages_that_a_template_refuses(qwen: Any, model: str, turns: list[Any], joined: list[Any]) -> None:
+    """They become part of the question: that of Qwen3.5 in the middle, and that of Mixtral 8x7B anywhere."""
+    first, second = (qwen.state.pool.chat(one, model, temperature=0, max_tokens=1) for one in (turns, joined))
     assert first.usage.prompt_tokens == second.usage.prompt_tokens
+    body = {"model": model, "messages": [turns[0], *turns[:1]], "max_tokens": 1}  # no question: the template decides
+    status, found = ask(qwen, "/v1/chat/completions", body)
+    assert status == (400 if model == "qwen" else 200), found
 
 
 @pytest.mark.parametrize("turns", [ASKED, ASKED[1:]], ids=["system", "none"])
