@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Protocol
 
 from .json_extent import JsonExtent
 
-#: Variables of chat templates that turn thinking off and on -> their values for both (Qwen3, GLM, Nemotron 3 and others;
-#: DeepSeek V3.1 and Granite; Command A; Seed-OSS).
+#: Variables of chat templates that turn thinking off and on -> their values for both (Qwen3, GLM, Nemotron 3 and
+#: others; DeepSeek V3.1 and Granite; Command A; Seed-OSS).
 SWITCHES: Mapping[str, tuple[Any, Any]] = {
     "enable_thinking": (False, True), "thinking": (False, True), "reasoning": (False, True), "thinking_budget": (0, -1)}
 #: Words of the system message that turn thinking off and on in templates without such a variable (Nemotron Nano 2).

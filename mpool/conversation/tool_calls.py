@@ -549,7 +549,8 @@ class ToolCallParser:
 def _start_of_argument(format: ToolFormat) -> re.Pattern[str]:
     """Return a regular expression for the start of an argument in tags, after a value that no tag ends."""
     before, middle, after = format.tags
-    return re.compile("\n" * after.startswith("\n") + re.escape(before) + r"([^<>\n]{1,256})" + re.escape(middle.strip()))
+    start, end = map(re.escape, (before, middle.strip()))
+    return re.compile("\n" * after.startswith("\n") + start + r"([^<>\n]{1,256})" + end)
 
 
 @functools.lru_cache(maxsize=64)

@@ -61,7 +61,8 @@ SEED_OSS = _TAGGED.replace("SYNTAX", "<seed:tool_call>\n<function=name>").replac
     "CALL", "<seed:tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}"
     "<parameter={{ k }}>{{ v if v is string else v | string }}</parameter>\n{% endfor %}"
     "</function>\n</seed:tool_call>")
-GLM4_5 = _TAGGED.replace("SYNTAX", "<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>").replace(
+_SYNTAX = "<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
+GLM4_5 = _TAGGED.replace("SYNTAX", _SYNTAX).replace(
     "CALL", "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}<arg_key>{{ k "
     "}}</arg_key>\n<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>\n{% endfor "
     "%}</tool_call>")

@@ -179,8 +179,9 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 #: Like that of Mixtral 8x7B.
-ALTERNATING = ("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must "
-               "alternate') }}{% endif %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else m.content }}{% endfor %}")
+ALTERNATING = ("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles "
+               "must alternate') }}{% endif %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else m.content "
+               "}}{% endfor %}")
 
 
 def openai_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
@@ -205,8 +206,9 @@ def ollama_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
 
 def anthropic_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
     system = [turn["content"] for turn in turns if turn["role"] == "system"]
-    found, parts = send("/v1/messages", system=system[0], messages=[turn for turn in turns if turn["role"] != "system"],
-                        tools=[{"name": "find", "description": FIND["description"], "input_schema": FIND["parameters"]}])
+    tool = {"name": "find", "description": FIND["description"], "input_schema": FIND["parameters"]}
+    found, parts = send("/v1/messages", system=system[0], tools=[tool],
+                        messages=[turn for turn in turns if turn["role"] != "system"])
     thinks, calls = found["content"]
     deltas = [part["delta"] for part in parts if part["type"] == "content_block_delta"]
     streamed = ["".join(delta.get("thinking", "") for delta in deltas),
