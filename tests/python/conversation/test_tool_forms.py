@@ -219,8 +219,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("seed_oss", "<function=clock>\n<parameter=a>1\n<parameter=b>2</parameter>\n</function>", "",
      [("clock", {"a": "1\n<parameter=b>2"})]),
     ("glm4_5", "I see. <tool_call>get_weather\n    <arg_key>city</arg_key>\n    <arg_value>a </arg_value> b</arg_value>"
-     "\n    <arg_key>parts</arg_key>\n    <arg_value>[\"wind\"]</arg_value>\n    </tool_call>\n\nThen:\n<tool_call>clock"
-     "\n</tool_call>", "I see.\nThen:",
+     "\n    <arg_key>parts</arg_key>\n    <arg_value>[\"wind\"]</arg_value>\n    </tool_call>\n\nThen:\n<tool_call>"
+     "clock\n</tool_call>", "I see.\nThen:",
      [("get_weather", {"city": "a </arg_value> b", "parts": ["wind"]}), ("clock", {})]),
     ("glm4_7", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Köln</arg_value><arg_key>days</arg_key>"
      "<arg_value>2</arg_value></tool_call><tool_call>clock</tool_call> and", "and",

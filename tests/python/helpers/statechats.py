@@ -53,8 +53,8 @@ def result(completion: Any) -> list[Any]:
 
 
 def chat(seed: int, turns: int, edits: Sequence[int]) -> Generator[Turn, dict[str, Any], None]:
-    """Yield the turns of a chat with tools; send each one's reply, a message. Before the turns `edits`, a message in the
-    middle changes, or a pair of messages leaves."""
+    """Yield the turns of a chat with tools; send each one's reply, a message. Before the turns `edits`, a message in
+    the middle changes, or a pair of messages leaves."""
     choose = random.Random(seed)
 
     def words(least: int, most: int) -> str:
