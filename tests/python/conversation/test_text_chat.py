@@ -123,8 +123,8 @@ FEATURES = {
     "variables": "{{ enable_thinking }}{{ extra.a[1] }}",
     "reasoning": "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}",
     "pairs": "{% for k, v in {2: 'b', 1: 'a'} | dictsort %}{{ k }}{{ v }}{% endfor %}{% for k, v in {'a': [1]} "
-             "| items %}{{ k }}{{ v }}{% endfor %}{% for m in messages[::-1] %}{{ loop.previtem.role if loop.previtem }}"
-             "{{ loop.nextitem is defined }}{% endfor %}{{ 'a</think>\nb'.split('</think>')[-1].lstrip('\n') }}"
+             "| items %}{{ k }}{{ v }}{% endfor %}{% for m in messages[::-1] %}{{ loop.previtem.role if loop.previtem "
+             "}}{{ loop.nextitem is defined }}{% endfor %}{{ 'a</think>\nb'.split('</think>')[-1].lstrip('\n') }}"
              "{{ {'é': 1} | tojson(ensure_ascii=False) | safe }}{{ none | default('', true) }}",
 }
 

@@ -707,7 +707,7 @@ def test_the_grammar_accepts_calls_within_reasoning_and_other_openings(letters: 
     functions = [Function(key, value) for key, value in FUNCTIONS.items()]
     call = tool_format.render([("get_weather", {"city": "Rome", "days": 2})])
     rest = call[len(tool_format.prefix):]
-    opened = openings[opening] + ("[" if tool_format.listed and not openings[opening].endswith("[") else "")
+    opened = openings[opening] + "[" * (opening > 0 and tool_format.listed and not openings[opening].endswith("["))
     for make, before in ((reasoning.OpenedThinkSplitter, "Hm <t "), (reasoning.ThinkSplitter, "<think>Hm "),
                          (reasoning.ThinkSplitter, "So: "), (None, "So: ")):
         made = tool_grammar.build_grammar(tool_format, functions, forced=False, single=False, splitter=make)

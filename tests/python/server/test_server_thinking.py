@@ -159,7 +159,8 @@ def test_formats_and_stop_strings_leave_the_reasoning_alone(server: Any, model: 
 
 #: Arguments that the model below writes: nested, and with the tag that ends a value.
 WHERE = {"a": ["</parameter>", {"b": None}]}
-CALLED = f"\n<function=find>\n<parameter=where>\n{json.dumps(WHERE)}\n</parameter>\n</function>\n"
+#: Tokens of the call: the text that a grammar forces, and the rest.
+CALLED = ("\n<function=find>\n<parameter=where>\n{", f"{json.dumps(WHERE)[1:]}\n</parameter>\n</function>\n")
 FIND = {"name": "find", "description": "Find a place.", "parameters": {
     "type": "object", "properties": {"where": {"type": "object"}}, "required": ["where"]}}
 ASKED: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
@@ -169,9 +170,8 @@ LATER: list[Any] = [{"role": "assistant", "content": "In Bonn."}, {"role": "user
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Models with the templates of Qwen3.5 and Nemotron Nano 2 that think, then call a function."""
-    chain = [("Ċ", "Hm"), ("Hm", "</think>"), ("</think>", "<tool_call>"), ("<tool_call>", CALLED),
-             (CALLED, "</tool_call>"), ("</tool_call>", "<|return|>")]
-    words = ("Hm", "<think>", "</think>", "<tool_call>", "</tool_call>", CALLED)
+    words = ("Hm", "</think>", "<tool_call>", *CALLED, "</tool_call>")
+    chain = [("Ċ", "Hm"), *zip(words, words[1:]), ("</tool_call>", "<|return|>")]
     folders = {name: chainmodels.save(tmp_path_factory.mktemp(name), template, chain, words)
                for name, template in (("qwen", tm.QWEN3_5), ("nemotron", tm.NEMOTRON2), ("mixtral", ALTERNATING))}
     with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
