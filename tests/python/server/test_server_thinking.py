@@ -221,7 +221,7 @@ def anthropic_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
 
 
 def responses_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
-    found, parts = send("/v1/responses", input=turns, tools=[{"type": "function", "strict": False, **FIND}])
+    found, parts = send("/v1/responses", input=turns, tools=[{"type": "function", **FIND}])
     thinks, call = found["output"]
     streamed = ["".join(part["delta"] for part in parts if part["type"] == f"response.{name}.delta")
                 for name in ("reasoning_text", "function_call_arguments")]
@@ -251,7 +251,7 @@ def test_tools_and_reasoning_in_turns_of_qwen3_5(qwen: Any, turn: Any) -> None:
         return len(qwen.state.pool.tokenize(text, "qwen"))
 
     found, count, added = turn(send, ASKED)
-    assert (found, count) == (["Hm", WHERE], tokens(ASKED))
+    assert (found, count) == (["Hm", {"where": WHERE}], tokens(ASKED))
     history = [*ASKED, {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [
         {"type": "function", "function": {"name": "find", "arguments": {"where": WHERE}}}]},
         {"role": "tool", "content": "Bonn"}]
