@@ -6,6 +6,7 @@ template. It states the text around a call once for its three users: the grammar
 Sources:
     Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4: the templates; https://github.com/NousResearch/Hermes-Function-Calling
     Qwen3-Coder, Qwen3.5 and later, Nemotron 3: the templates.
+    LFM3: the ``response_template`` of its tokenizer's configuration.
     Seed-OSS, GLM-4.5 to 4.7, Nemotron Nano 2: the templates.
     Command R7B and A: the templates; https://docs.cohere.com/docs/command-r7b-hf
     Llama 3: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/

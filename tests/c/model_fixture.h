@@ -419,6 +419,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         int rows, columns;
     } matrices[] = {{"attn_q", flags & MP_DECODER_GATED_HEADS ? 2 * TINY_HIDDEN : TINY_HIDDEN, TINY_HIDDEN},
                     {"attn_k", kv, TINY_HIDDEN}, {"attn_v", kv, TINY_HIDDEN},
+                    {"attn_head_gate", strcmp(kind->arch, "lfm3") == 0 ? TINY_HEADS : 0, TINY_HIDDEN},
                     {"attn_output", TINY_HIDDEN, TINY_HIDDEN}, {"ffn_gate", TINY_FFN, TINY_HIDDEN},
                     {"ffn_up", TINY_FFN, TINY_HIDDEN}, {"ffn_down", TINY_HIDDEN, TINY_FFN}};
     const int parts = TINY_HEADS * 2 * TINY_PART;
@@ -450,7 +451,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_latent_vectors(&file, kind, l);
         for (size_t m = 0; !latent && m < sizeof matrices / sizeof *matrices; m++) {
             const bool ffn = strncmp(matrices[m].name, "ffn", 3) == 0;
-            if ((kind->experts && ffn) || (!ffn && kind->mixers && kind->mixers[l] > 0) ||
+            if (matrices[m].rows == 0 || (kind->experts && ffn) || (!ffn && kind->mixers && kind->mixers[l] > 0) ||
                 (kind->plain_ffn && strcmp(matrices[m].name, "ffn_gate") == 0) ||
                 (kind->blocks && kind->blocks[l] == (ffn ? 1 : 2)))
                 continue;

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ...records import logger
-from ..fields import Fields
+from ..fields import REQUIRED, Fields
 from ..spec import Value
 from .reading import ALL_ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
@@ -157,13 +157,17 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     if head_dim is not None:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
     part = config.number("partial_rotary_factor", usual.get("partial_rotary_factor", 1.0), above=0.0)
-    part = (config.section("rope_parameters", None) or config).number("partial_rotary_factor", part, above=0.0)
+    rope = config.section("rope_parameters", None) or config.section("rope_scaling", None) or config
+    part = rope.number("partial_rotary_factor", part, above=0.0)
     if part > 1.0:
         config.fail("partial_rotary_factor", part, "a number above 0, at most 1")
+    rotated = head_dim or hidden // heads
+    if "proportional" in (rope.get("rope_type"), rope.get("type")):  # all dimensions are rotated, some by 0
+        kv["mpool.rope_pairs"], part = int(part * rotated // 2), 1.0
     if part != 1.0 and not row.partial_rope:
         unsupported(config, "partial_rotary_factor" if "partial_rotary_factor" in config else "rope_parameters",
                     "a partial_rotary_factor of 1")
-    kv[f"{a}.rope.dimension_count"] = int((head_dim or hidden // heads) * part)
+    kv[f"{a}.rope.dimension_count"] = int(rotated * part)
     read_rope(config, kv, a, usual.get("rope_theta", theta))
     compose_rope(kv, row, read_window(config, kv, row, period))
     kv["mpool.rope_neox"] = row.rope_neox
@@ -224,6 +228,9 @@ def read_rope(config: Fields, kv: dict[str, Value], a: str, theta: float = 10000
             unsupported(narrow, "rope_type", "default for layers with a sliding window")
         local = narrow.number("rope_theta", above=0.0)
         rope = rope.section("full_attention")
+        if rope.str("rope_type", "default") not in ("default", "proportional") and \
+                rope.number("partial_rotary_factor", 1.0) != 1.0:
+            unsupported(rope, "partial_rotary_factor", "1 for this rope_type")
     if local is not None:
         kv["mpool.rope_local_base"] = local
     read_scaling(config, rope, kv, a, theta)
@@ -245,9 +252,9 @@ def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, def
     if kind in ("su", "longrope"):
         _long_rope(config, rope, kv, a)
         return
-    if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
+    if kind not in ("default", "linear", "proportional", "dynamic", "llama3", "yarn"):
         unsupported(rope, "rope_type" if "rope_type" in rope else "type",
-                    "default, linear, dynamic, llama3, longrope and yarn")
+                    "default, linear, proportional, dynamic, llama3, longrope and yarn")
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
     if kind == "default":
         kv_factor = rope.number("factor", 1.0, above=0.0)
@@ -260,9 +267,12 @@ def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, def
         rope.only(known | {"factor", "original_max_position_embeddings"})
         return
     kv[f"{a}.rope.scaling.type"] = kind
-    kv[f"{a}.rope.scaling.factor"] = rope.number("factor", above=0.0)
-    if kind == "linear":
+    kv[f"{a}.rope.scaling.factor"] = rope.number("factor", 1.0 if kind == "proportional" else REQUIRED, above=0.0)
+    if kind in ("linear", "proportional"):
         rope.only(known | {"factor"})
+        if kind == "proportional":  # the first part of the rotary pairs turns
+            part = rope.number("partial_rotary_factor", 1.0, above=0.0, most=1.0)
+            kv.setdefault("mpool.rope_pairs", int(part * cast(int, kv[f"{a}.rope.dimension_count"]) // 2))
         return
     original = config.int("original_max_position_embeddings", None, low=1) or rope.int(
         "original_max_position_embeddings", config.int("max_position_embeddings", low=1), low=1)

@@ -23,7 +23,7 @@ import tinymodels
 import toolmodels
 
 #: Seeded checkpoints with a state, and templates. Qwen3.5's drops reasoning up to the last question.
-MODELS = {"lfm2": toolmodels.HERMES, "qwen3_5": toolmodels.QWEN3_5}
+MODELS = {"lfm3": toolmodels.HERMES, "qwen3_5": toolmodels.QWEN3_5}
 #: Requests of each thread of a storm.
 ROUNDS = os.environ.get("MPOOL_STORM") or "150"
 EDITS = (11, 22, 33, 44, 55)
