@@ -68,31 +68,33 @@ GLM4_5 = _TAGGED.replace("SYNTAX", _SYNTAX).replace(
     "%}</tool_call>")
 GLM4_7 = GLM4_5.replace("</arg_key>\n", "</arg_key>").replace("</arg_value>\n", "</arg_value>").replace(
     "name }}\n", "name }}")
-#: Like that of Nemotron Nano 2: words in messages turn thinking on and off.
+#: Like that of Nemotron Nano 2.
 NEMOTRON2 = (
-    "{% set ns = namespace(thinks=true) %}{% for m in messages if m.role in ('user', 'system') %}{% if '/think' in "
-    "m.content %}{% set ns.thinks = true %}{% elif '/no_think' in m.content %}{% set ns.thinks = false %}{% endif "
-    "%}{% endfor %}{% if tools %}<SPECIAL_10>System\n<AVAILABLE_TOOLS>{{ tools | tojson "
-    "}}</AVAILABLE_TOOLS>\n<TOOLCALL>[{{ '{' }}\"name\": \"tool_name1\", \"arguments\": "
-    "\"tool_args1\"}]</TOOLCALL>\n{% endif %}" +
+    "{% if tools %}<SPECIAL_10>System\n<AVAILABLE_TOOLS>{{ tools | tojson }}</AVAILABLE_TOOLS>\n<TOOLCALL>[{{ '{' "
+    "}}\"name\": \"tool_name1\", \"arguments\": \"tool_args1\"}]</TOOLCALL>\n{% endif %}" +
     _TURNS +
     "<SPECIAL_11>{{ m.role }}\n{% if m.role == 'tool' %}<TOOL_RESPONSE>[{{ m.content }}]</TOOL_RESPONSE>{% else %}"
     "{{ (m.content or '').replace('/think', '').replace('/no_think', '').strip() }}{% endif %}{% if m.tool_calls %}"
     "<TOOLCALL>[{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ "
     "c.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]</TOOLCALL>{% endif %}<SPECIAL_12>" +
     _END +
-    "<SPECIAL_11>Assistant\n{{ '<think>\n' if ns.thinks else '<think></think>' }}{% endif %}")
+    "<SPECIAL_11>Assistant\n{% endif %}")
+#: With reasoning, which words in messages turn on and off.
+NEMOTRON2_THINKING = (
+    "{% set ns = namespace(thinks=true) %}{% for m in messages if m.role in ('user', 'system') %}{% if '/think' in "
+    "m.content %}{% set ns.thinks = true %}{% elif '/no_think' in m.content %}{% set ns.thinks = false %}{% endif "
+    "%}{% endfor %}" +
+    NEMOTRON2.replace("Assistant\n", "Assistant\n{{ '<think>\n' if ns.thinks else '<think></think>' }}"))
 #: Like that of Command R7B for chats with tools.
 COHERE = (
     "{{ bos_token }}{% set n = namespace(at=0) %}{% if tools %}<|SYSTEM_TOKEN|>Write <|START_ACTION|>.\n{% for t in "
     "tools %}{{ t['function'] | tojson }}{% endfor %}{% endif %}" +
     _TURNS +
     "{% if m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>[{\"results\": {{ m.content | tojson "
-    "}}}]<|END_TOOL_RESULT|>{% elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_THINKING|>{{ m.tool_plan "
-    "}}<|END_THINKING|><|START_ACTION|>[\n{% for c in m.tool_calls %}    {\"tool_call_id\": \"{{ n.at }}\", "
-    "\"tool_name\": \"{{ c['function']['name'] }}\", \"parameters\": {{ c['function']['arguments'] | tojson }}}{{ "
-    "',' if not loop.last }}\n{% set n.at = n.at + 1 %}{% endfor %}]<|END_ACTION|>{% else %}<|{{ m.role }}|>{{ "
-    "m.content }}{% endif %}<|END_OF_TURN_TOKEN|>" +
+    "}}}]<|END_TOOL_RESULT|>{% elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_ACTION|>[\n{% for c in m.tool_calls %}  "
+    "  {\"tool_call_id\": \"{{ n.at }}\", \"tool_name\": \"{{ c['function']['name'] }}\", \"parameters\": {{ "
+    "c['function']['arguments'] | tojson }}}{{ ',' if not loop.last }}\n{% set n.at = n.at + 1 %}{% endfor %}"
+    "]<|END_ACTION|>{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}<|END_OF_TURN_TOKEN|>" +
     _END +
     "<|CHATBOT_TOKEN|>{% endif %}")
 LLAMA3 = ("{{ bos_token }}{% if tools %}<|start_header_id|>system<|end_header_id|>\n\nRespond in the format "

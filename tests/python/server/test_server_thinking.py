@@ -44,7 +44,7 @@ def server(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
     ("{% if thinking_budget is defined and thinking_budget == 0 %}<seed:think></seed:think>{% endif %}",
      (True, ("thinking_budget",), False)),
     ("{{ '<|START_THINKING|>' if reasoning is undefined or reasoning }}", (True, ("reasoning",), False)),
-    (tm.NEMOTRON2, (True, ("enable_thinking",), False)), (tm.QWEN3_5, (True, ("enable_thinking",), False)),
+    (tm.NEMOTRON2_THINKING, (True, ("enable_thinking",), False)), (tm.QWEN3_5, (True, ("enable_thinking",), False)),
     (tm.HERMES, (False, (), False)), ("It has enable_thinking in its text.", (False, (), False)),
 ], ids=["Qwen3", "GPT-OSS", "R1", "DeepSeek", "a variable of its own", "Seed-OSS", "Command A",
          "Nemotron Nano 2", "Qwen3.5", "Qwen2.5", "text"])
@@ -173,7 +173,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     words = ("Hm", "</think>", "<tool_call>", *CALLED, "</tool_call>")
     chain = [("Ċ", "Hm"), *zip(words, words[1:]), ("</tool_call>", "<|return|>")]
     folders = {name: chainmodels.save(tmp_path_factory.mktemp(name), template, chain, words)
-               for name, template in (("qwen", tm.QWEN3_5), ("nemotron", tm.NEMOTRON2), ("mixtral", ALTERNATING))}
+               for name, template in (("qwen", tm.QWEN3_5), ("nemotron", tm.NEMOTRON2_THINKING),
+                                      ("mixtral", ALTERNATING))}
     with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
         yield made
 
@@ -273,7 +274,7 @@ def test_system_messages_that_a_template_refuses(qwen: Any, model: str, turns: l
 def test_words_of_the_system_message_turn_thinking_off(qwen: Any, turns: list[Any]) -> None:
     """Nemotron Nano 2 has no variable for it."""
     def tokens(content: str) -> int:
-        text = ChatTemplate(tm.NEMOTRON2).render([{"role": "system", "content": content}, turns[-1]],
+        text = ChatTemplate(tm.NEMOTRON2_THINKING).render([{"role": "system", "content": content}, turns[-1]],
                                                  add_generation_prompt=True)
         assert text.endswith("<think></think>")
         return len(qwen.state.pool.tokenize(text, "nemotron"))
