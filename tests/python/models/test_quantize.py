@@ -200,7 +200,9 @@ def test_a_folder_and_its_file_give_the_same_bytes(folder: Path, name: str) -> N
     path = quantisedfiles.write(name, "Q4_K_M", folder)
     quantize(str(quantisedfiles.write(name, "F32", folder)), str(folder / "again.gguf"), "Q4_K_M", force=True)
     assert (folder / "again.gguf").read_bytes() == path.read_bytes()
-    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    reader, pre = gguf.GGUFReader(path), quantisedfiles.FOLDERS[name][2]
+    assert reader.fields["tokenizer.ggml.pre"].contents() == ("default" if pre.startswith("spm-") else pre)
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     assert {one for one, dtype in types.items() if dtype == "F32"} == {one for one in types if one.endswith(FLOATS)}
     with mpool.Pool() as pool:
         assert len(greedy(pool, str(path), np.array(goldens.PROMPT), 4)) == 4
