@@ -451,9 +451,10 @@ ROWS = (
     decoder_row("llama", _CLASSES, decoder(), model_types=("llama",), biases=BIASES),
     # GGUF files of Mistral have the architecture llama
     decoder_row("llama", _CLASSES, decoder(), model_types=("mistral",), gguf=(), defaults={"num_key_value_heads": 8}),
-    # the decoders of Qwen2-VL and Qwen2.5-VL are Qwen2's, with three positions per image token
+    # the decoders of Qwen2-VL and Qwen2.5-VL are Qwen2's, that of Qwen3-VL is Qwen3's, with three positions per token
+    # of an image
     decoder_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28, gguf=("qwen2", "qwen2vl"),
                 defaults={"num_key_value_heads": 32}),
     decoder_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28, biases=ATTENTION_BIAS,
-                defaults={"num_key_value_heads": 32, "head_dim": 128}),
+                gguf=("qwen3", "qwen3vl"), defaults={"num_key_value_heads": 32, "head_dim": 128}),
 )

@@ -113,6 +113,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "quantised": lambda values: hf_quantised.read_scheme(Fields.of(values, file=NAME)),
     "processor": lambda values: image_processor.read(Files(values)),  # type: ignore[arg-type]
     "tiles": lambda values: image_processor.read_tiling(Files(values)),  # type: ignore[arg-type]
+    "cropped": lambda values: image_processor.read_pan(Files(values)),  # type: ignore[arg-type]
     "resized": lambda values: image_processor.read_dynamic_size(Files(values)),  # type: ignore[arg-type]
     "scheduler": lambda values: pipelines._scheduler(Files(values)),  # type: ignore[arg-type]
     "clip": _part("clip", 0, "clip", "words", False), "projected": _part("clip", 1, "clip", "words", True),
@@ -120,8 +121,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "sd3": _part("transformer", False, None),
     "vae": _part("decoder", _SIZES), "gguf": _gguf,
     "projector": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "llava"),
+    "averaged": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "gemma3_vision"),
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
-    "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl")}
+    "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl"),
+    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl")}
 
 
 #: A new family changes the list of all names, but not the outcomes of the other families.
