@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -206,6 +207,17 @@ def test_a_folder_and_its_file_give_the_same_bytes(folder: Path, name: str) -> N
     assert {one for one, dtype in types.items() if dtype == "F32"} == {one for one in types if one.endswith(FLOATS)}
     with mpool.Pool() as pool:
         assert len(greedy(pool, str(path), np.array(goldens.PROMPT), 4)) == 4
+
+
+def test_a_vision_folder_is_written_without_its_eyes(folder: Path, tmp_path: Path) -> None:
+    """All published folders of Qwen3.5 and 3.6 are vision models."""
+    path = quantisedfiles.write("qwen35", "F32", folder)
+    shutil.copytree(folder / "qwen35", tmp_path / "qwen35")
+    (tmp_path / "qwen35" / "preprocessor_config.json").write_text("{}")
+    _edit(tmp_path / "qwen35" / "config.json", lambda t: t.update(
+        text_config=dict(t), model_type="qwen3_5", architectures=["Qwen3_5ForConditionalGeneration"]))
+    quantize(str(tmp_path / "qwen35"), str(tmp_path / "q.gguf"), "F32")
+    assert (tmp_path / "q.gguf").read_bytes() == path.read_bytes()
 
 
 def test_old_files_with_a_tensor_per_expert(folder: Path, tmp_path: Path) -> None:
