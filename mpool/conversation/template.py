@@ -56,7 +56,7 @@ class ChatPrompt(NamedTuple):
 
 
 class ImageTexts(NamedTuple):
-    """What becomes of the images of a conversation in its prompt.
+    """The texts that replace the images of a conversation in its prompt.
 
     Attributes:
         mark: text that stands for each image in the rendered conversation.

@@ -401,7 +401,7 @@ typedef struct job_run {
     uint8_t *acts;
 } job_run;
 
-/* Copies or norms a patch of row `index` of the tile, number `part` of its merge * merge patches, or the class token. */
+/* Copies or norms one patch of row `index` of the tile: number `part` of the merge * merge, or the class token. */
 static void take_patch(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, int32_t part,
                        const mp_norm *norm, float *out) {
     const mp_vit *image_encoder = &vision->image_encoder;

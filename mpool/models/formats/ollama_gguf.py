@@ -164,9 +164,10 @@ def _gemma_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _
         "attention.layer_norm_epsilon") if f"gemma3.vision.{key}" in raw}
     kv |= {"general.architecture": "clip", "clip.projector_type": "gemma3", "clip.use_gelu": True,
            "clip.vision.image_mean": [0.5] * 3, "clip.vision.image_std": [0.5] * 3}
-    side, patch, rows = (kv.get("clip.vision.image_size"), kv.get("clip.vision.patch_size"),
-                         raw.get("gemma3.mm.tokens_per_image", 256))
-    if all(type(value) is int and value > 0 for value in (side, patch, rows)):
+    sizes = [kv.get("clip.vision.image_size"), kv.get("clip.vision.patch_size"),
+             raw.get("gemma3.mm.tokens_per_image", 256)]
+    side, patch, rows = (value if type(value) is int and value > 0 else 0 for value in sizes)
+    if patch and rows:
         kv["clip.vision.projector.scale_factor"] = side // patch // isqrt(rows)
     named = []
     for entry in tensors:

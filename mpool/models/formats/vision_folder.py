@@ -425,7 +425,8 @@ READERS: dict[str, Callable[[Fields], VisionModel]] = {
 CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
            "idefics3": ("Idefics3ForConditionalGeneration",),
            "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
-           "gemma3": ("Gemma3ForConditionalGeneration",), "qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
+           "gemma3": ("Gemma3ForConditionalGeneration",),
+           "qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
            "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
            "qwen3_5": ("Qwen3_5ForConditionalGeneration",), "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",)}

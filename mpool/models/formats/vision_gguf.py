@@ -40,7 +40,8 @@ _ALIASES = {"mm.model.fc.weight": "mm.0.weight", "mm.0.weight": "mm.0.weight", "
 #: Tensors of the projector of Gemma 3.
 _GEMMA_PROJECTOR = ("mm.input_projection.weight", "mm.soft_emb_norm.weight")
 #: Texts of image tokens other than ``<image>``.
-_IMAGE_TOKENS = {**dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|image_pad|>"), "gemma3_vision": "<image_soft_token>"}
+_IMAGE_TOKENS = {**dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|image_pad|>"),
+                 "gemma3_vision": "<image_soft_token>"}
 _TENSORS = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight", "v.pre_ln.weight",
             "v.pre_ln.bias", "v.post_ln.weight", "v.post_ln.bias")
 #: Qwen's encoders accept videos: they have two patch matrices, for two consecutive frames. An image counts as both.
@@ -231,8 +232,8 @@ def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSet
     # LLaVA 1.5 was trained on images padded to squares with the mean colour.
     square = padding_color(_read_three(table, "clip.vision.image_mean"))
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=("exact", side, side), crop=None,
-                          resample=_BICUBIC if llava else _BILINEAR if gemma else _LANCZOS, patch_size=patch, image_size=side, any_size=False,
-                          pad_square=square if llava and not grid else None)
+                          resample=_BICUBIC if llava else _BILINEAR if gemma else _LANCZOS, patch_size=patch,
+                          image_size=side, any_size=False, pad_square=square if llava and not grid else None)
     if gemma:
         kv |= {"mpool.vision.averaged": True, "mpool.image_spans": 1}
         return kv, VisionSettings(scheme="pan", image=image, image_token_id=-1, merge=merge)

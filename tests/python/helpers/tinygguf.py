@@ -107,7 +107,7 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2", "olmo2", "exaone4") \
             and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-    usual = [bool((i + 1) % 6) for i in range(config.num_hidden_layers)]  # of Gemma 3
+    usual = [bool((i + 1) % 6) for i in range(config.num_hidden_layers)]  # the period of Gemma 3
     if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None) or arch == "gemma3" and \
             [kind == "sliding_attention" for kind in config.layer_types] != usual:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])

@@ -165,7 +165,7 @@ def test_prompt_around_images_of_gemma(tmp_path: Path, size: tuple[int, int], cr
     with mpool.Pool() as pool:
         made = request(pool, folder, random_images([size]), 4)
     shown = f"\n\n<start_of_image>{'<image>' * 9}<end_of_image>\n\n"
-    text = shown if not crops else (f"Here is the original image {shown} and here are some crops to help you see better "
-                                    + " ".join([shown] * crops))
+    text = shown if not crops else (f"Here is the original image {shown} and here are some crops to help you see "
+                                    "better " + " ".join([shown] * crops))
     text = f"user : \n{text}{visionmodels.text(3, 4)} assistant : "
     assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
