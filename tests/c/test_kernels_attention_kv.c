@@ -309,6 +309,11 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
         kv_case c = kv_any(&ref, &random, 1.5f);
         const mp_attn_kv *a = kv_of(&c);
         const int rows = kv_rows(&c), n = rows * a->group;
+        const int ahead = round % 3 ? 0 : rows - 1; /* all rows see the last token: they are placed further on */
+        const int64_t first = a->pos0;
+        c.a.pos0 += ahead;
+        c.a.window += c.a.window > 0 ? ahead : 0;
+        c.a.end = ahead > 0 ? c.tokens : 0;
         const bool integers = c.dtype != MP_F32;
         double *keys = malloc(sizeof(double) * (size_t)(c.tokens * a->k_dim));
         double *values = malloc(sizeof(double) * (size_t)(c.tokens * a->v_dim));
@@ -339,7 +344,7 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
         kv_attend(&ref, &c, a, rows, 0, c.blocks, &got);
         for (int i = 0; i < n; i++) {
             const float *q = a->q + i / a->group * a->ldq + i % a->group * a->ldq_group;
-            const int64_t at = a->pos0 + i / a->group;
+            const int64_t at = first + i / a->group;
             double sum = 0.0, out[256] = {0}, query[256], best = -INFINITY, score[300];
             float scale;
             memcpy(&scale, (const int16_t *)(const void *)q + a->k_dim, sizeof scale);
@@ -348,7 +353,7 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
             int seen = 0;
             for (int t = 0; t < c.tokens; t++) {
                 score[t] = -INFINITY;
-                if (t > at || (a->window && t <= at - a->window))
+                if ((ahead == 0 && t > at) || (a->window && t <= at - (a->window - ahead)))
                     continue;
                 score[t] = 0.0;
                 for (int d = 0; d < a->k_dim; d++)

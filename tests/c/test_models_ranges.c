@@ -38,8 +38,19 @@ MP_TEST(models_ranges_of_decoders) {
         {"mpool.rope_long_from", "an integer from 1 to 16777216"},
         {"mpool.rope_sections", "an integer from 0 to 1024, or an array of 3"},
         {"mpool.window_layers", "an integer from 0 to 1, or an array of 3"},
+        {"mpool.image_spans", "an integer from 0 to 1, or an array of 3"},
     };
     check_ranges(decoder((tiny_kind){.arch = "llama", .long_from = 12}), RANGES(common));
+}
+
+static void make_proportional(tiny_file *file) {
+    tiny_string(file->spec, "llama.rope.scaling.type", "proportional");
+    tiny_int(file->spec, "mpool.rope_pairs", 3);
+}
+
+MP_TEST(models_ranges_of_proportional_rope) {
+    static const range pairs[] = {{"mpool.rope_pairs", "an integer from 0 to 16"}};
+    check_ranges(decoder((tiny_kind){.arch = "llama", .more = make_proportional}), RANGES(pairs));
 }
 
 MP_TEST(models_ranges_of_states) {

@@ -36,7 +36,7 @@ static int step(tiny_model *tiny, const mp_plan *plan, tiny_job *jobs, bool pati
     tiny->engine->ops->step(tiny->engine, &tiny->lease, plan, outcomes);
     for (int p = 0; p < plan->count; p++) {
         tiny_job *job = (tiny_job *)((uint8_t *)plan->items[p] - offsetof(tiny_job, item));
-        MP_CHECK(job >= jobs && job < jobs + ITEMS);
+        MP_CHECK(job >= jobs && job <= jobs + ITEMS);
         if (outcomes[p] == MP_OUTCOME_DONE) {
             job->done = true;
             tiny->engine->ops->retire(tiny->engine, &job->item);
@@ -80,17 +80,27 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
     }
 }
 
+static int propose_wrong(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+    (void)item;
+    (void)choice;
+    for (int i = 0; i < most; i++)
+        draft[i] = (int32_t)(mp_test_random_u64(arg) % (TINY_VOCAB - 1));
+    return most;
+}
+
 /* Run all items together with random time budgets (at least one part of the image encoder and some rows), parts of
- * random size, absent items, preemptions and emptied caches. limit: bytes beyond the current use; 0 = no limit. */
+ * random size, drafts, absent items, a request that is cancelled, preemptions and emptied caches. limit: bytes beyond
+ * the current use; 0 = no limit. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, uint64_t limit) {
     mp_test_random random = {seed};
-    tiny_job jobs[ITEMS];
+    tiny_job jobs[ITEMS + 1];
     mp_error error;
     tiny->budget.limit = limit ? tiny->budget.used + limit : UINT64_MAX;
     for (int i = 0; i < ITEMS; i++)
         make_job(tiny, &jobs[i], i);
+    make_job(tiny, &jobs[ITEMS], (int)(seed % ITEMS));
     for (int open = ITEMS, rounds = 0; open > 0; rounds++) {
-        mp_item *items[ITEMS];
+        mp_item *items[ITEMS + 1];
         mp_plan plan;
         int n = 0, first = (int)(mp_test_random_u64(&random) % ITEMS);
         MP_CHECK(rounds < 100000);
@@ -109,10 +119,22 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
             job->admitted = true;
             items[n++] = &job->item;
         }
+        tiny_job *victim = &jobs[ITEMS];
+        if (rounds == 3)
+            victim->admitted = tiny->engine->ops->admit(tiny->engine, &victim->item, &error) == MP_OK;
+        if (victim->admitted && !victim->done && mp_test_random_u64(&random) % 9 == 0) {
+            atomic_store(&victim->item.cancelled, 1);
+            tiny->engine->ops->retire(tiny->engine, &victim->item);
+            victim->done = true;
+        }
+        if (victim->admitted && !victim->done)
+            items[n++] = &victim->item;
         if (mp_test_random_u64(&random) % 23 == 0)
             tiny_trim(tiny);
         if (n == 0)
             continue;
+        tiny_speculate(tiny->engine, mp_test_random_u64(&random) % 2 ? MP_SPECULATE_ALWAYS : MP_SPECULATE_OFF,
+                       propose_wrong, &random);
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
         if (!engine_of(tiny)->images->jobs && mp_test_random_u64(&random) % 4 == 0) /* only between images */
             cut(tiny, 3 + (int32_t)(mp_test_random_u64(&random) % 15), UINT64_C(1) << mp_test_random_u64(&random) % 24);
@@ -120,7 +142,8 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         MP_CHECK(plan.count > 0);
         if (mp_test_random_u64(&random) % 2)
             engine_of(tiny)->image_part.budget_ns = 0; /* compute one part only */
-        open -= step(tiny, &plan, jobs, limit > 0);
+        const bool was_done = victim->done;
+        open -= step(tiny, &plan, jobs, limit > 0) - (victim->done && !was_done);
         MP_CHECK(tiny->budget.used <= tiny->budget.limit);
     }
     for (int i = 0; i < ITEMS; i++) {
@@ -129,6 +152,10 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
                     tiny->lease.threads);
         mp_request_destroy(&jobs[i].call->base);
     }
+    if (jobs[ITEMS].admitted && !jobs[ITEMS].done)
+        tiny->engine->ops->retire(tiny->engine, &jobs[ITEMS].item);
+    mp_request_destroy(&jobs[ITEMS].call->base);
+    tiny_speculate(tiny->engine, MP_SPECULATE_OFF, NULL, NULL);
     tiny->budget.limit = UINT64_MAX;
 }
 
@@ -199,6 +226,17 @@ MP_TEST_SECONDS(models_vision_contract_taps, 300) {
     oblong = true;
     has_newline = false;
     check_contract(&deep_kind, floats, 1, MP_COMPUTE_F32);
+}
+/* Some images begin before a border of KV blocks and end after it. */
+MP_TEST_SECONDS(models_vision_contract_spans_float32, 300) {
+    static const mp_dtype floats[] = {MP_F32};
+    earlier = 11;
+    check_contract(&spans_kind, floats, 1, MP_COMPUTE_F32);
+}
+MP_TEST_SECONDS(models_vision_contract_spans_quantised, 300) {
+    static const mp_dtype types[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};
+    earlier = 11;
+    check_contract(&windowed_spans_kind, types, 3, MP_COMPUTE_AUTO);
 }
 
 /* The logits of a prompt with an image, and of one with two images. */

@@ -9,6 +9,7 @@ enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDE
 
 static int tile_rows = ROWS; /* rows per tile */
 static bool oblong;          /* tiles are alternately 2 SIDE wide and 2 SIDE high, and each has SIDE * SIDE pixels */
+static int earlier;          /* number of tokens by which the images of items 3, 4 and 7 begin earlier */
 static bool halves;          /* the first matrix of an axial network is stored as two, as in GGUF files */
 static bool has_newline = true; /* turned prompts end images with the newline row */
 
@@ -165,7 +166,8 @@ static inline void make_call(int index, mp_text_request **call, mp_error *error)
     memset(keys, 0, sizeof keys);
     memset(run_keys, 0, sizeof run_keys);
     const int count = tile_rows + (rows[index].turned && has_newline);
-    for (int i = 0; i < rows[index].before; i++)
+    const int before = rows[index].before - (rows[index].before == 70 ? earlier : 0);
+    for (int i = 0; i < before; i++)
         prompt[at++] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
     for (int i = 0; i < rows[index].n; i++) {
         mp_test_random own = {1000 + (uint64_t)rows[index].images[i]};
@@ -205,6 +207,21 @@ static inline void make_call(int index, mp_text_request **call, mp_error *error)
 }
 
 static const tiny_kind llava_kind = {.arch = "llava", .more = add_image_encoder};
+
+/* The rows of an image see each other: in all layers, two of which have windows smaller than an image; or in the layers
+ * with windows only. */
+static inline void add_spans(tiny_file *file) {
+    add_image_encoder(file);
+    tiny_int(file->spec, "mpool.image_spans", 1);
+}
+static inline void add_windowed_spans(tiny_file *file) {
+    static const int64_t spans[TINY_LAYERS] = {1, 0, 1};
+    add_image_encoder(file);
+    tiny_ints(file->spec, "mpool.image_spans", spans, TINY_LAYERS);
+}
+
+static const tiny_kind spans_kind = {.arch = "llava", .window = 9, .more = add_spans};
+static const tiny_kind windowed_spans_kind = {.arch = "llava", .window = 9, .more = add_windowed_spans};
 static const tiny_kind axial_kind = {.arch = "qwen2_5_vl", .more = add_axial};
 static const tiny_kind deep_kind = {.arch = "qwen3_vl", .more = add_deep};
 

@@ -141,6 +141,11 @@ static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) 
     const mp_decoder *model = run->pass->model;
     const mp_attention_shape *shape = run->attention->shape;
     const mp_row_seq *seq = &run->pass->rows.seq[unit->seq];
+    const int64_t position = (int64_t)seq->past + unit->row0;
+    const bool spans = unit->until > 0 && run->attention->spans;
+    /* In a span, rows are placed so far on that each of them sees all positions below `end`. The window grows by as
+     * much: its beginning stays. */
+    const int ahead = spans ? (int)(unit->until - 1 - position) : 0;
     int group = mp_attention_group(shape), kv_head = mp_attention_kv_head(shape, unit->head);
     void **k = run->pointers, **v = k + run->pass->most_blocks;
     /* set the pointers of one block beyond the unit, too, if it exists: kernels prefetch the next block */
@@ -157,8 +162,9 @@ static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) 
         .k_dim = shape->head_dim,
         .v_dim = shape->padded_dim,
         .scale = shape->scale * spread_inverse(run, shape->head_dim),
-        .pos0 = (int64_t)seq->past + unit->row0,
-        .window = run->attention->window,
+        .pos0 = position + ahead,
+        .window = run->attention->window > 0 ? run->attention->window + ahead : 0,
+        .end = spans ? unit->until : 0,
         .softcap = model->attention_softcap,
         .k_blocks = k,
         .v_blocks = v,
@@ -183,12 +189,13 @@ static float output_factor(const mp_paged_attention *attention, int head, float 
 /* Multiplies the output of a head by the sigmoid of its gate, which this overwrites. */
 static void apply_gate(const mp_attend *run, int row, int head, float *out) {
     const mp_attention_shape *shape = run->attention->shape;
-    float *const gate = query_key_value(run, row) + head * shape->query_step + shape->head_dim;
+    float *const gate = query_key_value(run, row) + shape->gates_from + head * shape->gate_step;
+    const int step = shape->gate_dim > 1;
     if (shape->gate_dim == 0)
         return;
     mp_kernels_get()->activate(MP_ACT_SIGMOID, shape->gate_dim, gate);
-    for (int i = 0; i < shape->gate_dim; i++)
-        out[i] *= gate[i];
+    for (int i = 0; i < shape->value_dim; i++)
+        out[i] *= gate[i * step];
 }
 
 /* Normalises the outputs of a unit's rows and writes them to run->mixed. */
@@ -286,7 +293,8 @@ static void attend_split(const mp_attend *run) {
     for (int64_t i = 0; i < end; i++) {
         int seq = (int)(i / shape->groups);
         int blocks = mp_decoder_blocks((int64_t)run->pass->rows.seq[seq].past + 1);
-        mp_attention_unit unit = {seq, (int)(i % shape->groups), 0, 1, 0, blocks, first};
+        const mp_attention_unit unit = {
+            .seq = seq, .head = (int)(i % shape->groups), .rows = 1, .block1 = blocks, .partial = first};
         if (i >= begin)
             merge_unit(run, &unit);
         first += blocks;
@@ -359,9 +367,10 @@ static mp_status read_attention(const mp_layer_reader *reader, mp_mixer *mixer, 
     const mp_decoder *model = reader->model;
     const mp_attention_shape *shape = mixer->attention.shape = mp_decoder_shape(model, reader->index);
     const int32_t kv = shape->kv_heads * shape->head_dim;
-    const mp_reader_part qkv[] = {{"attn_q", shape->heads * shape->query_step}, {"attn_k", kv}, {"attn_v", kv}};
+    const mp_reader_part qkv[] = {{"attn_q", shape->heads * shape->query_step}, {"attn_k", kv}, {"attn_v", kv},
+                                  {"attn_head_gate", shape->heads}};
     const mp_reader_part out = {"attn_output", model->hidden};
-    MP_TRY(mp_reader_linear(reader, &mixer->attention.qkv, qkv, 3, model->hidden, 1, error));
+    MP_TRY(mp_reader_linear(reader, &mixer->attention.qkv, qkv, shape->gate_dim == 1 ? 4 : 3, model->hidden, 1, error));
     MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, shape->heads * shape->value_dim, model->residual_scale,
                             error));
     return mp_attend_read_options(reader, &mixer->attention, error);

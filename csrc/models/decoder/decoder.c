@@ -223,6 +223,15 @@ static void add_taps(const mp_decoder_pass *pass, const mp_team_thread *thread, 
     mp_team_barrier(thread);
 }
 
+/* Replaces the embeddings by the residual sums of a pass that was paused. */
+static void resume_rows(const mp_decoder_pass *pass, const mp_team_thread *thread) {
+    const int64_t hidden = pass->model->hidden;
+    int64_t row0, row1;
+    mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
+    memcpy(pass->x + row0 * hidden, pass->resumed + row0 * hidden, (size_t)((row1 - row0) * hidden) * sizeof(float));
+    mp_team_barrier(thread);
+}
+
 /* Computes the logits of the rows of the view (at most one block) at x into y [rows, vocab]. first: index of the first
  * row among the pass's outputs; -1: the rows are not outputs. */
 static void output_rows(const mp_decoder_pass *pass, const mp_decoder_view *view, const float *x, int first, float *y) {
@@ -244,14 +253,18 @@ static void output_rows(const mp_decoder_pass *pass, const mp_decoder_view *view
     mp_team_barrier(thread);
 }
 
-/* Polls between layers. Returns true on all threads if the pass must stop. Thread 0 polls the lease, which reports
- * progress and returns true if no request wants the result any more; the barrier makes `stop` visible to all threads.
- * Later barriers ensure that every thread has read `stop` before thread 0 writes it again. */
-static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread) {
-    if (thread->index == 0)
+/* Polls before layer `layer`. Returns true on all threads if the pass must stop or pauses. Thread 0 polls the lease,
+ * which reports progress and returns true if no request wants the result any more; the barrier makes `stop` and
+ * `paused` visible to all threads. Later barriers ensure that every thread has read them before thread 0 writes again.
+ * first: the first layer of the pass, which is always computed. */
+static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread, int layer, int first) {
+    if (thread->index == 0) {
         pass->stop = mp_lease_poll(pass->lease);
+        pass->paused = !pass->stop && pass->until_ns > 0 && layer > first && mp_sys_now_ns() >= pass->until_ns;
+        pass->layer = pass->paused ? layer : pass->layer;
+    }
     mp_team_barrier(thread);
-    return pass->stop;
+    return pass->stop || pass->paused;
 }
 
 static mp_decoder_view view_of(const mp_decoder_pass *pass, const mp_team_thread *thread) {
@@ -271,19 +284,23 @@ static mp_decoder_view view_of(const mp_decoder_pass *pass, const mp_team_thread
 
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
-    const int M = pass->rows.M, most = mp_decoder_most_rows(model, M);
+    const int most = mp_decoder_most_rows(model, pass->rows.M);
+    const int begin = pass->layer;
     const bool few = needs_only_outputs(pass);
     size_t hidden = (size_t)model->hidden;
     mp_decoder_view view = view_of(pass, thread);
     embed_rows(pass, thread);
-    capture_rows(pass, thread, 0);
-    for (int l = 0; l < model->layer_count; l++) {
+    if (pass->resumed)
+        resume_rows(pass, thread);
+    else
+        capture_rows(pass, thread, 0);
+    for (int l = begin; l < model->layer_count; l++) {
         /* a layer that comes from a slow disk may take seconds */
-        if ((pass->warming || l % POLL_LAYERS == 0) && stopped(pass, thread))
+        if ((pass->warming || pass->until_ns > 0 || l % POLL_LAYERS == 0) && stopped(pass, thread, l, begin))
             return;
         for (view.block = 0; view.block < pass->block_count; view.block++) {
-            view.first = view.block * pass->block_rows;
-            view.rows = M - view.first < pass->block_rows ? M - view.first : pass->block_rows;
+            view.first = pass->block_first[view.block];
+            view.rows = pass->block_first[view.block + 1] - view.first;
             view.context.adapters = pass->row_adapter ? pass->row_adapter + view.first : NULL;
             run_layer(pass, &view, l, few);
         }

@@ -47,6 +47,7 @@ typedef struct mp_decoder {
     mp_rope rope[MP_ROPES]; /* rotary tables, all with the same `dim` */
     int ropes;              /* number of tables that each row needs, beginning with the first */
     mp_rope_sections sections;
+    bool image_spans;       /* some layers have `spans` (mp_paged_attention) */
     int32_t long_from;      /* sequences that may become longer than this use the second table instead of the first
                              * (LongRoPE, arXiv:2402.13753); 0 = none */
     mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
@@ -81,6 +82,10 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
     const int32_t (*positions)[3]; /* [n_positions] M-RoPE positions of the first n_positions tokens; each position of a
                                     * later token is its index plus `shift`. NULL: all tokens are later tokens */
     int32_t n_positions, shift;
+    const mp_image_run *spans; /* [n_spans] the images among the rows, if the model has `image_spans`. The rows end with
+                                * an image's last row, or outside of images: the keys of a row that begins an image
+                                * depend on the image's other rows */
+    int n_spans;
     float *all_outputs;     /* [all_rows, vocab] receives the logits of the first all_rows rows, or NULL */
     int all_rows;
 } mp_row_seq;
@@ -105,6 +110,8 @@ typedef struct mp_attention_unit { /* attention work of one KV head of one seque
     int seq, head;
     int row0, rows; /* within the sequence */
     int block0, block1;
+    int32_t until; /* the rows also see the positions below this one, the end of their image; 0: only those up to their
+                    * own */
     int partial; /* split mode: index of block0's partial */
 } mp_attention_unit;
 
@@ -119,7 +126,8 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     const mp_decoder *model;
     const mp_kv_cache *cache;
     mp_rows rows;
-    int block_count, block_rows; /* row blocks: decoder/pass.h; the last may have fewer rows */
+    int block_count, block_rows; /* number of row blocks (decoder/pass.h), and rows of the largest */
+    int *block_first;            /* [block_count + 1] first row of each; the last is the number of rows */
     mp_attention_plan *attention; /* [shape_count] */
     int most_blocks; /* KV blocks of the longest sequence */
     /* x [M, hidden]: the residual sums; cos_sin [M, ropes, dim]. For the current row block: normed [rows, hidden];
@@ -136,6 +144,12 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     bool unpacked;           /* some matrices were unpacked when the pass began */
     bool warming;            /* this pass takes longer than later passes (mp_weight_store_warming) */
     bool stop; /* every request of the step was cancelled: the pass ended after a layer, without logits */
+    /* A pass may be left between two layers: set until_ns. If it is `paused`, another pass over the same rows computes
+     * the rest: it begins at the same `layer`, with a copy of `x`. */
+    const float *resumed; /* [M, hidden] x after `layer` layers; NULL: the pass begins with the embeddings */
+    int layer;            /* the first layer; after a pause, the next one */
+    uint64_t until_ns;    /* pause after the layer that ends at this time or later; 0: do not pause */
+    bool paused;
     uint8_t *thread_scratch; /* [threads][thread_bytes] */
     size_t thread_bytes;
 } mp_decoder_pass;

@@ -147,15 +147,34 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
 
-/* Returns the rows that an item could compute now. *decoding: all its sequences are decoding. *missing: the first image
- * tile that a row needs and that is not computed, or -1. Sets *masks if a sequence waits for its mask. */
-static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decoding, int *missing, bool *masks) {
+/* Returns the rows that a sequence could compute now, at most `most`, in a pass with other sequences. *missing: the
+ * first image tile that a row needs and that is not computed, or -1. */
+static int sequence_rows(mp_text_engine *engine, const mp_item *item, mp_sequence *seq, int most, int *missing) {
+    const mp_text_request *request = (const mp_text_request *)item->request;
+    const int32_t at = seq->cached.count;
+    *missing = -1;
+    if (seq->paused.x && seq->paused.at == at)
+        return 0;
+    mp_sequence_unpause(seq, engine->budget); /* published blocks have some of its rows */
+    const int left = mp_sequence_group_left(item->state, &engine->cache, seq);
+    const int span = mp_image_span_left(engine->model, &request->images, at);
+    int want = left < most ? left : most;
+    if (span > want && span <= most) /* no snapshot is kept inside a span */
+        want = span;
+    want = mp_images_ready(engine->images, request, item->state, seq, want, missing);
+    return mp_image_span_fit(engine->model, &request->images, at, want);
+}
+
+/* Returns the rows that an item could compute now, at most `most`; *missing: as for sequence_rows. *decoding: all its
+ * sequences are decoding. Sets *masks if a sequence waits for its mask. */
+static int wanted_rows(mp_text_engine *engine, const mp_item *item, int most, bool *decoding, int *missing,
+                       bool *masks) {
     mp_sequence_group *state = item->state;
-    int64_t rows = 0;
+    int rows = 0;
     *decoding = true;
     *missing = -1;
     for (int i = 0; i < state->n; i++) {
-        const mp_sequence *seq = &state->seqs[i];
+        mp_sequence *seq = &state->seqs[i];
         if (!seq->active || seq->done)
             continue;
         if (seq->awaits_mask) { /* once the mask is set, the step samples the next token and computes its row */
@@ -164,14 +183,12 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
             *masks |= !may;
             continue;
         }
-        const int left = mp_sequence_group_left(state, &engine->cache, &state->seqs[i]);
         int tile;
-        rows += mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
-                                left < STEP_ROWS ? left : STEP_ROWS, &tile);
+        rows += sequence_rows(engine, item, seq, rows < most ? most - rows : 0, &tile);
         *missing = *missing < 0 ? tile : *missing;
         *decoding &= seq->count - seq->cached.count == 1;
     }
-    return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
+    return rows;
 }
 
 static bool is_computing(const mp_text_engine *engine, const mp_item *item, int tile) {
@@ -207,17 +224,53 @@ static void plan_image_part(mp_text_engine *engine, uint64_t row_ns, uint64_t bu
     plan->amount[plan->count++] = amount < UINT32_MAX ? (uint32_t)amount : UINT32_MAX;
 }
 
+/* Proposes a span that an item begins or continues, whose tiles are computed. The first one proposed is chosen. */
+static void choose_span(mp_text_engine *engine, mp_item *item) {
+    mp_sequence_group *state = item->state;
+    const mp_text_request *request = (const mp_text_request *)item->request;
+    for (int i = 0; i < state->n && !engine->span.item; i++) {
+        const mp_sequence *seq = &state->seqs[i];
+        const int span = mp_image_span_left(engine->model, &request->images, seq->cached.count);
+        int missing;
+        if (!seq->active || seq->done || span == 0 ||
+            mp_images_ready(engine->images, request, state, seq, span, &missing) < span)
+            continue;
+        engine->span.item = item;
+        engine->span.choice = i;
+    }
+}
+
+/* Adds the span of engine->span to the plan: a pass of its own, which gets the time until `most_ns` that the other rows
+ * leave, but at least that of one layer. As an image tile, it is charged by its time. */
+static void plan_span(mp_text_engine *engine, uint64_t row_ns, uint64_t most_ns, mp_plan *plan) {
+    const mp_item *item = engine->span.item;
+    const mp_sequence *seq = &((const mp_sequence_group *)item->state)->seqs[engine->span.choice];
+    const mp_text_images *images = &((const mp_text_request *)item->request)->images;
+    const int layers = engine->model->layer_count, done = seq->paused.x ? seq->paused.layer : 0;
+    const uint64_t layer =
+        (uint64_t)mp_image_span_left(engine->model, images, seq->cached.count) * row_ns / (uint64_t)layers;
+    const uint64_t all = layer * (uint64_t)(layers - done);
+    const uint64_t left = most_ns > plan->cost_ns ? most_ns - plan->cost_ns : 0;
+    engine->span.budget_ns = left;
+    const uint64_t takes = left > all ? all : left > layer ? left : layer, amount = takes / row_ns + 1;
+    plan->cost_ns += takes;
+    plan->items[plan->count] = engine->span.item;
+    plan->amount[plan->count++] = amount < UINT32_MAX ? (uint32_t)amount : UINT32_MAX;
+}
+
 /* Plans all decode rows first; prefills share the rows for which time is left, in the given order. The first prefill
- * may always have MIN_ROWS rows, so that many decoding sequences cannot starve it. */
+ * may always have MIN_ROWS rows, so that many decoding sequences cannot starve it. A span that exceeds them has a
+ * pass of its own, which a step leaves when its time is used up. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
     int planned = 0, left = 0;
+    uint64_t most = 0;
     bool first = true;
     plan->count = 0;
     plan->cost_ns = 0;
     plan->masks = false;
-    engine->image_part.item = NULL;
+    engine->image_part.item = engine->span.item = NULL;
     for (int i = 0; i < n; i++)
         mp_sequence_group_reuse(items[i], &engine->cache);
     for (int prompts = 0; prompts < 2; prompts++) {
@@ -227,7 +280,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             plan->cost_ns = planned ? pass : 0;
             /* every pass takes at least the time of reading the weights: allow enough rows to amortise it */
             const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
-            uint64_t most = budget_ns > least ? budget_ns : least;
+            most = budget_ns > least ? budget_ns : least;
             if (!planned)
                 most = mp_weight_store_pass_ns(&engine->model->store, most, row_ns);
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
@@ -235,15 +288,17 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         }
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
             bool decoding;
-            int missing, rows = wanted_rows(engine, items[i], &decoding, &missing, &plan->masks);
+            int missing, rows = wanted_rows(engine, items[i], STEP_ROWS, &decoding, &missing, &plan->masks);
             if (prompts && rows == 0 && missing >= 0)
                 choose_image_part(engine, items[i], missing);
-            if (decoding == (prompts == 1) || rows == 0)
+            if (decoding == (prompts == 1))
                 continue;
             int room = !prompts ? STEP_ROWS - planned : first && left < MIN_ROWS ? MIN_ROWS : left;
             if (prompts && rows > room)
-                rows = room;
-            if (rows <= 0 || rows > room)
+                rows = wanted_rows(engine, items[i], room, &decoding, &missing, &plan->masks);
+            if (prompts && rows == 0)
+                choose_span(engine, items[i]);
+            if (rows == 0 || (!prompts && rows > room))
                 continue;
             if (prompts) {
                 first = false;
@@ -255,7 +310,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             planned += rows;
         }
     }
-    const int worth = mp_threads_worth(&engine->model->base.facts, planned, engine->model->barriers);
+    const int worth = mp_threads_worth(&engine->model->base.facts, engine->span.item ? STEP_ROWS : planned,
+                                       engine->model->barriers);
     plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
     if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
         mp_images_trim(engine->images); /* no item waits for a tile */
@@ -265,6 +321,10 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan_image_part(engine, row_ns, budget_ns, plan);
         plan->threads = plan->threads > IMAGE_THREADS ? plan->threads : IMAGE_THREADS;
     }
+    if (engine->span.item && plan->count == MP_PLAN_MAX)
+        engine->span.item = NULL;
+    if (engine->span.item)
+        plan_span(engine, row_ns, most, plan);
     plan->barrier_bound = true;
 }
 
@@ -326,7 +386,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
         mp_sequence_group *state = item->state;
         int left = (int)plan->amount[p];
         outcomes[p] = MP_OUTCOME_MORE;
-        if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+        if (atomic_load_explicit(&item->cancelled, memory_order_relaxed) || item == engine->span.item)
             continue;
         mp_sequence_group_reuse(item, &engine->cache);
         for (int c = 0; c < state->n && left > 0; c++) {
@@ -338,9 +398,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             if (outcomes[p] != MP_OUTCOME_MORE)
                 break;
             /* 0 rows also while the sequence waits */
-            int missing, want = seq->done ? 0 : mp_sequence_group_left(state, &engine->cache, seq);
-            want = mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
-                                   want < left ? want : left, &missing);
+            int missing, want = seq->done ? 0 : sequence_rows(engine, item, seq, left, &missing);
             if (want == 0)
                 continue;
             mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want};
@@ -378,6 +436,10 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 extended = mp_cached_take(&step.seq->cached, &engine->cache, &step.rows, &item->error);
             }
             status = status == MP_OK ? extended : status;
+            if (extended != MP_OK) {
+                const mp_text_request *request = (const mp_text_request *)item->request;
+                step.rows = mp_image_span_fit(engine->model, &request->images, step.seq->cached.count, step.rows);
+            }
             if (step.rows > 0)
                 engine->steps[kept++] = step;
             mine += step.rows;
@@ -426,6 +488,18 @@ static void capture_step(const mp_step_seq *step, const mp_text_request *request
             mp_capture_at(capture, token + i, rows->M - 1 - step->drafts + i, step->output + i);
 }
 
+/* Sets seq->spans. */
+static void set_spans(const mp_decoder *model, const mp_text_images *images, mp_row_seq *seq) {
+    const mp_image_run *end = images->runs + images->n_runs;
+    if (!model->image_spans || images->n_runs == 0)
+        return;
+    seq->spans = mp_image_run_at(images, seq->past);
+    if (seq->spans->start + seq->spans->rows <= seq->past)
+        seq->spans++;
+    while (seq->spans + seq->n_spans < end && seq->spans[seq->n_spans].start < seq->past + seq->rows)
+        seq->n_spans++;
+}
+
 /* Lays out the rows of the step. id, seq and output_row have room for the rows that select_rows and mp_drafts_add
  * counted. */
 static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
@@ -466,6 +540,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
                 all ? request->prompt_logits + (size_t)seq->cached.count * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < prompt_left ? step->rows : prompt_left,
         };
+        set_spans(engine->model, &request->images, &rows->seq[s]);
         rows->M += step->rows + step->drafts;
         step->output = last ? rows->n_output : -1;
         for (int row = rows->M - 1 - step->drafts; last && row < rows->M; row++)
@@ -514,14 +589,16 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
 
 static void pass_body(const mp_team_thread *thread, void *arg) { mp_decoder_forward(arg, thread); }
 
-/* Scratch is reserved before KV blocks. Without scratch no item can proceed, so all items wait until memory is
- * released. */
-static void defer_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
-    for (int p = 0; p < plan->count; p++)
+/* Scratch is reserved before KV blocks. Without scratch no item of the pass can proceed, so all of them wait until
+ * memory is released. */
+static void defer_all(const mp_text_engine *engine, const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
+    for (int s = 0; s < engine->step_count; s++) {
+        const int p = engine->steps[s].plan;
         if (outcomes[p] == MP_OUTCOME_MORE) {
             plan->items[p]->error = *error;
             outcomes[p] = MP_OUTCOME_WAIT_MEMORY;
         }
+    }
 }
 
 /* Returns true if the parts of files that a pass has read (token table, experts, unpacked weights) are unchanged since
@@ -615,7 +692,7 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, in
         return prepare(engine, plan, threads, M, 0, rows, outcomes);
     }
     if (status != MP_OK) {
-        defer_all(plan, &error, outcomes);
+        defer_all(engine, plan, &error, outcomes);
         return false;
     }
     if (take_blocks(engine, plan, outcomes) == 0)
@@ -644,40 +721,89 @@ static void compute_image_part(mp_text_engine *engine, mp_lease *lease, const mp
         outcomes[p] = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
 }
 
+/* Sets up a pass over the rows of a span: it continues a pass that is paused, and may pause itself. A model with states
+ * has none of such passes: a pass that ends early would have changed some of the states. */
+static void resume(mp_text_engine *engine, mp_sequence *seq, uint64_t until_ns, mp_decoder_pass *pass) {
+    const mp_decoder *model = engine->model;
+    if (model->kv.state_bytes > 0 || !mp_sequence_may_pause(seq, &engine->cache, pass->rows.M, model->hidden))
+        return;
+    pass->layer = seq->paused.layer;
+    pass->resumed = pass->layer > 0 ? seq->paused.x : NULL;
+    pass->until_ns = until_ns;
+}
+
+/* Runs a pass over the M rows of engine->steps, and over `drafts` draft rows. span: NULL, or the only sequence, whose
+ * pass may pause at `until_ns`. */
+static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, int M, int drafts, mp_sequence *span,
+                     uint64_t until_ns, mp_outcome *outcomes) {
+    const uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
+    mp_rows rows = {0};
+    if (M == 0 || !prepare(engine, plan, lease->threads, M, drafts, &rows, outcomes))
+        return;
+    void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
+    mp_decoder_pass pass;
+    mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
+    if (span)
+        resume(engine, span, until_ns, &pass);
+    const bool begins = pass.layer == 0;
+    for (int s = 0; s < engine->step_count; s++)
+        mp_cached_enter(&engine->steps[s].seq->cached, engine->steps[s].drafts);
+    mp_weight_store *store = &engine->model->store;
+    const uint64_t packed = mp_weight_store_begin(store, rows.M);
+    mp_lease_run(lease, pass_body, &pass);
+    const bool kept = mp_weight_store_end(store, packed);
+    if (!is_sound(engine->model, pass.unpacked)) {
+        mp_error error;
+        mp_engine_fail_changed(&error);
+        mp_engine_fail_all(plan, &error, outcomes);
+    } else if (pass.paused) {
+        memcpy(span->paused.x, pass.x, span->paused.bytes);
+        span->paused.layer = pass.layer;
+    } else if (!pass.stop) {
+        mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
+        count_work(engine, &rows);
+        if (begins && !pass.warming && !kept) /* a pass that packs or reads weights takes longer than later passes */
+            learn(engine, &rows, lease->threads, start, thread_ns);
+    }
+    if (span && !pass.paused)
+        mp_sequence_unpause(span, engine->budget);
+}
+
+/* Runs the planned pass over the rows of a span. */
+static void run_span(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    mp_item *item = engine->span.item;
+    int p = 0;
+    engine->span.item = NULL;
+    while (p < plan->count && plan->items[p] != item)
+        p++;
+    if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
+        atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+        return;
+    const int choice = engine->span.choice;
+    mp_sequence *seq = &((mp_sequence_group *)item->state)->seqs[choice];
+    const mp_text_images *images = &((const mp_text_request *)item->request)->images;
+    const mp_step_seq step = {.seq = seq, .plan = p, .choice = choice,
+                              .rows = mp_image_span_left(engine->model, images, seq->cached.count)};
+    engine->step_count = 0;
+    if (add_step(engine, &step, &item->error) != MP_OK)
+        outcomes[p] = MP_OUTCOME_FAILED;
+    else
+        run_pass(engine, lease, plan, step.rows, 0, seq, mp_sys_after(mp_sys_now_ns(), engine->span.budget_ns),
+                 outcomes);
+}
+
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
+    const uint64_t start = mp_sys_now_ns();
     for (int p = 0; p < plan->count; p++) {
         mp_text_request *request = (mp_text_request *)plan->items[p]->request;
         if (!request->started_ns)
             request->started_ns = start;
     }
-    mp_rows rows = {0};
-    int M = select_rows(engine, plan, outcomes), drafts = mp_drafts_add(engine, lease, plan, M);
+    const int M = select_rows(engine, plan, outcomes), drafts = mp_drafts_add(engine, lease, plan, M);
     compute_image_part(engine, lease, plan, outcomes);
-    start = mp_sys_now_ns(); /* time only the pass, for the estimates */
-    thread_ns = mp_sys_thread_ns();
-    if (M > 0 && prepare(engine, plan, lease->threads, M, drafts, &rows, outcomes)) {
-        void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
-        mp_decoder_pass pass;
-        mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
-        for (int s = 0; s < engine->step_count; s++)
-            mp_cached_enter(&engine->steps[s].seq->cached, engine->steps[s].drafts);
-        mp_weight_store *store = &engine->model->store;
-        const uint64_t packed = mp_weight_store_begin(store, rows.M);
-        mp_lease_run(lease, pass_body, &pass);
-        const bool kept = mp_weight_store_end(store, packed);
-        if (!is_sound(engine->model, pass.unpacked)) {
-            mp_error error;
-            mp_engine_fail_changed(&error);
-            mp_engine_fail_all(plan, &error, outcomes);
-        } else if (!pass.stop) {
-            mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
-            count_work(engine, &rows);
-            if (!pass.warming && !kept) /* a pass that packs or reads weights takes longer than later passes */
-                learn(engine, &rows, lease->threads, start, thread_ns);
-        }
-    }
+    run_pass(engine, lease, plan, M, drafts, NULL, 0, outcomes);
+    run_span(engine, lease, plan, outcomes);
     report(engine, plan, outcomes);
 }
 

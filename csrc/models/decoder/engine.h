@@ -35,6 +35,11 @@ typedef struct mp_text_engine {
         int tile;
         uint64_t budget_ns;
     } image_part;
+    struct {               /* planned work on the rows of an image, in a pass of their own, in the next step */
+        mp_item *item;     /* NULL: none */
+        int choice;
+        uint64_t budget_ns;
+    } span;
 } mp_text_engine;
 
 /* Replays the tokens of a request that another engine or process has begun, so that its sequences continue after these

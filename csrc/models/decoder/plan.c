@@ -42,7 +42,35 @@ size_t mp_decoder_thread_bytes(const mp_decoder *model, int most_blocks) {
     return thread_bytes(model, &needs);
 }
 
-static int most_row_blocks(int M) { return (M + MP_DECODER_ROWS - 1) / MP_DECODER_ROWS; }
+static int count_spans(const mp_rows *rows) {
+    int count = 0;
+    for (int s = 0; s < rows->n_seq; s++)
+        count += rows->seq[s].n_spans;
+    return count;
+}
+
+/* A span may move a border of a row block, and add another one. */
+static int most_row_blocks(const mp_rows *rows) {
+    return (rows->M + MP_DECODER_ROWS - 1) / MP_DECODER_ROWS + 2 * count_spans(rows);
+}
+
+/* Sets [*first, *end) to the rows of span `index` in a pass. */
+static void rows_of_span(const mp_row_seq *seq, int index, int *first, int *end) {
+    const mp_image_run *span = &seq->spans[index];
+    *first = seq->row0 + (span->start > seq->past ? span->start - seq->past : 0);
+    *end = seq->row0 + span->start + span->rows - seq->past;
+}
+
+/* Returns the maximum rows of a row block in a pass over these rows, or over any part of them. */
+static int most_rows(const mp_decoder *model, const mp_rows *rows) {
+    int most = mp_decoder_most_rows(model, rows->M), first, end;
+    for (int s = 0; s < rows->n_seq; s++)
+        for (int i = 0; i < rows->seq[s].n_spans; i++) {
+            rows_of_span(&rows->seq[s], i, &first, &end);
+            most = end - first > most ? end - first : most;
+        }
+    return most;
+}
 
 /* Returns the number of KV blocks of the longest sequence. */
 static int longest(const mp_rows *rows) {
@@ -67,7 +95,8 @@ static plan_sizes measure(const mp_attention_shape *shape, const mp_rows *rows) 
         sizes.units += shape->groups * ((seq->rows + tile_rows(shape) - 1) / tile_rows(shape));
         sizes.blocks += shape->groups * mp_decoder_blocks((int64_t)seq->past + seq->rows);
     }
-    sizes.units += shape->groups * most_row_blocks(rows->M); /* a border of a row block may cut a tile of each group */
+    /* a border of a row block or of a span may cut a tile of each group */
+    sizes.units += shape->groups * (most_row_blocks(rows) + 2 * count_spans(rows));
     return sizes;
 }
 
@@ -93,9 +122,11 @@ static size_t unit_list(const plan_sizes *sizes, int threads) {
     return (size_t)(sizes->units + threads) * sizeof(mp_attention_unit); /* a cut in split mode adds one unit */
 }
 
-static size_t unit_borders(int M, int threads) {
-    return (size_t)most_row_blocks(M) * (size_t)(threads + 1) * sizeof(int);
+static size_t unit_borders(const mp_rows *rows, int threads) {
+    return (size_t)most_row_blocks(rows) * (size_t)(threads + 1) * sizeof(int);
 }
+
+static size_t row_borders(const mp_rows *rows) { return (size_t)(most_row_blocks(rows) + 1) * sizeof(int); }
 
 /* Bytes of the plans of all shapes, and of the partials, which the mixers use one after another. */
 static size_t plan_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
@@ -103,7 +134,7 @@ static size_t plan_bytes(const mp_decoder *model, const mp_rows *rows, int threa
     for (int i = 0; i < model->shape_count; i++) {
         const mp_attention_shape *shape = &model->shapes[i];
         const plan_sizes sizes = measure(shape, rows);
-        bytes += mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(rows->M, threads));
+        bytes += mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(rows, threads));
         /* sized for any subset of the rows: rows may be dropped before the pass, and the rest may use split mode */
         if (threads > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
             partials = mp_larger(partials, most_split_blocks(&sizes, threads) * mp_attention_partial_floats(shape));
@@ -112,9 +143,9 @@ static size_t plan_bytes(const mp_decoder *model, const mp_rows *rows, int threa
 }
 
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
-    size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
+    size_t M = (size_t)rows->M, block = (size_t)most_rows(model, rows), f = sizeof(float);
     const mp_block_needs needs = block_needs(model, (int)block, longest(rows));
-    size_t bytes = plan_bytes(model, rows, threads);
+    size_t bytes = plan_bytes(model, rows, threads) + mp_arena_cost(row_borders(rows));
     bytes += mp_arena_cost(M * (size_t)model->hidden * f) + mp_arena_cost(block * (size_t)model->hidden * f);
     bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
     bytes += mp_arena_cost(needs.acts) + mp_arena_cost(needs.shared);
@@ -122,6 +153,46 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int t
         bytes += mp_arena_cost(M) + mp_arena_cost((size_t)rows->n_output) +
                  mp_arena_cost(block * (size_t)model->adapters.width * f);
     return bytes + (size_t)threads * thread_bytes(model, &needs);
+}
+
+/* Returns the end of the row block from row `first` on, which is not inside a span. */
+static int row_block_end(const mp_rows *rows, int first, int rows_each) {
+    const int end = first + rows_each < rows->M ? first + rows_each : rows->M;
+    int begin, after;
+    for (int s = 0; s < rows->n_seq; s++)
+        for (int i = 0; i < rows->seq[s].n_spans; i++) {
+            rows_of_span(&rows->seq[s], i, &begin, &after);
+            if (begin < end && end < after)
+                return begin > first ? begin : after;
+        }
+    return end;
+}
+
+static void list_row_blocks(mp_decoder_pass *pass, mp_arena *arena) {
+    const mp_rows *rows = &pass->rows;
+    const int each = mp_decoder_block_rows(pass->model, rows->M);
+    pass->block_first = mp_arena_take(arena, row_borders(rows));
+    for (int first = 0, end; first < rows->M; first = end) {
+        end = row_block_end(rows, first, each);
+        pass->block_first[pass->block_count++] = first;
+        pass->block_first[pass->block_count] = end;
+        pass->block_rows = end - first > pass->block_rows ? end - first : pass->block_rows;
+    }
+}
+
+/* Returns the rows of the unit that begins at `row` of a sequence, at most `rows`, so that all of them are in one span
+ * or in none, and sets *until. Moves *span to the span that ends after the row. */
+static int unit_rows(const mp_row_seq *seq, int row, int rows, int *span, int32_t *until) {
+    const int32_t position = seq->past + row;
+    *until = 0;
+    while (*span < seq->n_spans && seq->spans[*span].start + seq->spans[*span].rows <= position)
+        ++*span;
+    if (*span == seq->n_spans)
+        return rows;
+    const int32_t start = seq->spans[*span].start, end = start + seq->spans[*span].rows;
+    *until = start <= position ? end : 0;
+    const int32_t most = (start <= position ? end : start) - position;
+    return rows < most ? rows : most;
 }
 
 /* Divides the units from `first` on, those of one row block, into contiguous shares of about equal cost. */
@@ -145,7 +216,7 @@ static void share_units(mp_attention_plan *plan, int block, int first, int threa
 static void list_units(const mp_decoder_pass *pass, const mp_attention_shape *shape, mp_attention_plan *plan,
                        int threads) {
     for (int b = 0, s = 0; b < pass->block_count; b++) {
-        const int begin = b * pass->block_rows, end = begin + pass->block_rows, first = plan->unit_count;
+        const int begin = pass->block_first[b], end = pass->block_first[b + 1], first = plan->unit_count;
         int64_t total = 0;
         while (pass->rows.seq[s].row0 + pass->rows.seq[s].rows <= begin)
             s++;
@@ -154,10 +225,13 @@ static void list_units(const mp_decoder_pass *pass, const mp_attention_shape *sh
             const int row0 = begin > seq->row0 ? begin - seq->row0 : 0;
             const int row1 = end - seq->row0 < seq->rows ? end - seq->row0 : seq->rows;
             for (int head = 0; head < shape->groups; head++)
-                for (int row = row0; row < row1; row += tile_rows(shape)) {
-                    int rows = row1 - row < tile_rows(shape) ? row1 - row : tile_rows(shape);
-                    int blocks = mp_decoder_blocks((int64_t)seq->past + row + rows);
-                    plan->units[plan->unit_count++] = (mp_attention_unit){q, head, row, rows, 0, blocks, 0};
+                for (int row = row0, span = 0, rows; row < row1; row += rows) {
+                    int32_t until;
+                    rows = row1 - row < tile_rows(shape) ? row1 - row : tile_rows(shape);
+                    rows = unit_rows(seq, row, rows, &span, &until);
+                    int blocks = mp_decoder_blocks(until > 0 ? until : (int64_t)seq->past + row + rows);
+                    plan->units[plan->unit_count++] = (mp_attention_unit){
+                        .seq = q, .head = head, .row0 = row, .rows = rows, .block1 = blocks, .until = until};
                     total += (int64_t)rows * blocks;
                 }
         }
@@ -181,7 +255,8 @@ static void list_split_units(const mp_decoder_pass *pass, const mp_attention_sha
                     continue;
                 }
                 int count = end - at < blocks - block ? end - at : blocks - block;
-                plan->units[plan->unit_count++] = (mp_attention_unit){s, head, 0, 1, block, block + count, at};
+                plan->units[plan->unit_count++] = (mp_attention_unit){
+                    .seq = s, .head = head, .rows = 1, .block0 = block, .block1 = block + count, .partial = at};
                 block += count;
                 at += count;
             }
@@ -213,7 +288,7 @@ static void plan_attention(mp_decoder_pass *pass, const mp_attention_shape *shap
     const plan_sizes sizes = measure(shape, &pass->rows);
     const bool decodes = one_row_each(&pass->rows);
     plan->units = mp_arena_take(arena, unit_list(&sizes, threads));
-    plan->thread_units = mp_arena_take(arena, unit_borders(pass->rows.M, threads));
+    plan->thread_units = mp_arena_take(arena, unit_borders(&pass->rows, threads));
     plan->unit_count = 0;
     if (decodes && may_split(pass, shape, threads)) {
         plan->mode = MP_ATTEND_SPLIT;
@@ -240,12 +315,11 @@ static void take_partials(mp_decoder_pass *pass, mp_arena *arena) {
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena) {
     int threads = lease->threads;
-    size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
+    size_t M = (size_t)rows->M, block = (size_t)most_rows(model, rows), f = sizeof(float);
     const mp_block_needs needs = block_needs(model, (int)block, longest(rows));
     *pass = (mp_decoder_pass){
         .model = model, .cache = cache, .rows = *rows, .most_blocks = longest(rows), .lease = lease};
-    pass->block_rows = mp_decoder_block_rows(model, rows->M);
-    pass->block_count = (rows->M + pass->block_rows - 1) / pass->block_rows;
+    list_row_blocks(pass, arena);
     pass->attention = mp_arena_take(arena, (size_t)model->shape_count * sizeof *pass->attention);
     for (int i = 0; i < model->shape_count; i++)
         plan_attention(pass, &model->shapes[i], threads, arena);

@@ -30,7 +30,7 @@ static int32_t capacity_of(const mp_decoder *model, const mp_text_request *reque
     return (int32_t)(capacity < model->context ? capacity : model->context);
 }
 
-/* Every stop is another multiple of MP_KV_BLOCK. */
+/* Returns an upper bound of the bytes of stops, which are different multiples of MP_KV_BLOCK. */
 static uint64_t stops_bytes(const mp_text_request *request) {
     return ((uint64_t)request->n_prompt / MP_KV_BLOCK + 1) * sizeof(int32_t);
 }
@@ -210,7 +210,30 @@ void mp_sequence_group_destroy(mp_sequence_group *group) {
     mp_free(group);
 }
 
+bool mp_sequence_may_pause(mp_sequence *seq, mp_prefix_cache *cache, int rows, int hidden) {
+    const uint64_t bytes = (uint64_t)rows * (uint64_t)hidden * sizeof(float);
+    mp_budget *budget = cache->kv.budget;
+    if (seq->paused.x)
+        return true;
+    while (!mp_budget_take(budget, bytes))
+        if (!mp_prefix_shrink(cache, bytes))
+            return false;
+    seq->paused = (mp_paused){.x = mp_alloc(bytes, MP_TAG_REQUEST), .bytes = bytes, .at = seq->cached.count};
+    if (!seq->paused.x)
+        mp_budget_give(budget, bytes);
+    return seq->paused.x != NULL;
+}
+
+void mp_sequence_unpause(mp_sequence *seq, mp_budget *budget) {
+    if (!seq->paused.x)
+        return;
+    mp_free(seq->paused.x);
+    mp_budget_give(budget, seq->paused.bytes);
+    seq->paused.x = NULL;
+}
+
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
+    mp_sequence_unpause(seq, cache->kv.budget);
     mp_cached_drop(&seq->cached, cache);
     mp_draft_deinit(&seq->index, cache->kv.budget); /* mp_draft_find rebuilds the index on demand */
     seq->awaits_mask = false; /* the logits will be computed again */

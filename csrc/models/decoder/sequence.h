@@ -16,6 +16,13 @@
 #include "models/generation/speculation.h"
 #include "models/generation/stop_strings.h"
 
+typedef struct mp_paused { /* a pass over the rows of an image that has computed some layers (mp_decoder_pass) */
+    float *x;       /* [rows, hidden] the residual sums; NULL: no pass is paused */
+    uint64_t bytes; /* bytes of x, charged to the budget */
+    int32_t at;     /* position of the first row */
+    int layer;      /* the next layer */
+} mp_paused;
+
 typedef struct mp_sequence {
     int32_t *tokens; /* [capacity] prompt, then the completion; negative: a row of an image (decoder/images.h) */
     int32_t count;
@@ -26,6 +33,7 @@ typedef struct mp_sequence {
     mp_draft draft;         /* draft tokens to follow `tokens` */
     float *deferred_logits; /* [vocab] logits of the last token while the sequence waits for its mask; NULL: the request
                              * has no masks */
+    mp_paused paused;
     bool awaits_mask;       /* the last token was computed, but the mask for the next one is not set yet */
     bool speculation_off;   /* a draft led to NaN or infinity: no more drafts */
     struct mp_shadow *shadow; /* NULL: the model has no draft model */
@@ -85,8 +93,12 @@ void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache);
  * their inputs may be corrupted. */
 void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound);
 
-/* Drops the cache parts of a sequence, and those of its shadow. */
+/* Drops the cache parts of a sequence, those of its shadow, and the pass that is paused. */
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache);
+/* Makes room to pause a pass over the next `rows` rows, unless it is there. Returns false if memory is exhausted. */
+bool mp_sequence_may_pause(mp_sequence *seq, mp_prefix_cache *cache, int rows, int hidden);
+/* Drops the pass that is paused, if there is one. */
+void mp_sequence_unpause(mp_sequence *seq, mp_budget *budget);
 /* Drops the parts of a shadow and takes it from its list. NULL is legal. */
 void mp_shadow_drop(mp_shadow *shadow);
 /* The next draft token of the sequence was accepted: the draft model has computed it already. */

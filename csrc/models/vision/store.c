@@ -261,21 +261,9 @@ void mp_images_release(mp_image_store *store, const mp_text_request *request, mp
     bound_tiles(store);
 }
 
-static const mp_image_run *run_at(const mp_text_images *images, int32_t position) {
-    int32_t low = 0, high = images->n_runs - 1;
-    while (low < high) {
-        int32_t middle = (low + high + 1) / 2;
-        if (images->runs[middle].start <= position)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return &images->runs[low];
-}
-
 /* Returns the index of a placeholder's tile, and sets *row to the row within that tile. Returns -1 for the newline. */
 static int32_t tile_at(const mp_vision *vision, const mp_text_images *images, int32_t position, int32_t *row) {
-    const mp_image_run *run = run_at(images, position);
+    const mp_image_run *run = mp_image_run_at(images, position);
     int32_t at = position - run->start, tile = run->tile, rows;
     *row = images->sources ? images->sources[run->source + at] : at;
     if (*row < 0)
@@ -318,7 +306,7 @@ int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_se
 
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source) {
-    const mp_image_run *run = run_at(&request->images, position);
+    const mp_image_run *run = mp_image_run_at(&request->images, position);
     int32_t row, tile = tile_at(store->vision, &request->images, position, &row);
     *source = run->source + (position - run->start);
     if (tile < 0)

@@ -2,12 +2,15 @@
 image encoder after every layer and the projector, the decoder after every layer, greedy tokens."""
 
 import copy
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mpool
+from mpool.models.formats import vision_folder
 from mpool.tasks.requests import vision_request
 
 import visionmodels
@@ -76,6 +79,34 @@ def test_every_layer_of_the_decoder(family, tmp_path: Path, layers: int) -> None
     made = request(pool, folder, images)
     _, states = reference(model, made, images)
     assert relative(run(pool, made, prompt_logits=True).prompt_logits(), states) <= TOLERANCE
+
+
+def test_rows_of_an_image_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row sees the later rows of its image, and none before its window, which is shorter than an image."""
+    window, images = 11, random_images(CASES["three"])
+    read = vision_folder.READERS["llava"]
+
+    def with_spans(config: Any) -> Any:
+        found = read(config)
+        return dataclasses.replace(found, kv={**found.kv, "mpool.image_spans": 1})
+
+    monkeypatch.setitem(vision_folder.READERS, "llava", with_spans)
+    model = visionmodels.randomised("llava_siglip", LAYERS, ENCODER_LAYERS)
+    model.config.text_config.sliding_window = window
+    folder = visionmodels.save(model, "llava_siglip", tmp_path)
+    with mpool.Pool() as pool:
+        made = request(pool, folder, images)
+        got = run(pool, made, prompt_logits=True).prompt_logits()
+    at = np.arange(len(made.prompt))
+    sees = at <= at[:, None]
+    for start, rows, _ in made.images.runs.reshape(-1, 3):
+        sees[start:start + rows, start:start + rows] = True
+    sees &= at > at[:, None] - window
+    mask = torch.zeros(1, 1, *sees.shape).masked_fill(~torch.from_numpy(sees), -torch.inf)
+    given = visionmodels.inputs(model, made.prompt.tolist(), images)
+    with torch.no_grad():
+        wanted = model(**given, attention_mask=mask).logits[0].numpy()
+    assert relative(got, wanted) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", [(63, 90), (40, 40), (120, 44), (17, 300)])
