@@ -35,6 +35,8 @@ _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"
                        "caller", "varargs", "kwargs"))
 
 _NON_WORD = re.compile(r"\W")
+#: Where a template reads the reasoning of a message as a part of its content (Ministral 3, Magistral).
+_THINKING_PART = re.compile(r"""\btype\b['"\]]*\s*==\s*['"]thinking['"]""")
 
 #: Status of a rendering that exceeded a limit -> the unit of the limit, and its setting in ``limits``.
 _LIMITS = {"time": ("s of CPU time", "max_template_seconds"), "memory": ("of memory", "max_template_memory"),
@@ -180,7 +182,8 @@ class ChatTemplate:
             tokenizer: the model's tokenizer.
             add_generation_prompt: as in :meth:`render`; None: on unless the last message is continued.
             images: what replaces the images of the conversation; None: it has none.
-            merge_turns: join consecutive messages of one role if the template rejects the conversation.
+            merge_turns: if the template rejects the conversation, join consecutive messages of one role, and give
+                the user those of the system after the first, or all of them.
             check_length: function that is called with a number of tokens that the prompt has at least, before it is
                 encoded. It raises an error if these are too many.
         """
@@ -218,12 +221,14 @@ class ChatTemplate:
 
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool,
                 deadline: float | None, merge_turns: bool = False) -> str:
+        if "reasoning_content" not in self.source and _THINKING_PART.search(self.source) is not None:
+            data["messages"] = list(map(_with_thinking_part, data["messages"]))
         if continue_final_message:
             final = _open_last(data["messages"][-1], add_generation_prompt)
         variables = {**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)}
-        merged = turns.merged(data["messages"]) if merge_turns else []
-        text = self._run("render", variables, deadline, {**variables, "messages": merged} if 0 < len(merged) < len(
-            data["messages"]) else None)
+        others = [turns.merged(data["messages"], system) for system in (True, False)] if merge_turns else []
+        text = self._run("render", variables, deadline, [{**variables, "messages": merged} for merged in others
+                                                         if merged != data["messages"]])
         if not continue_final_message:
             return text
         at = text.rfind(_CONTINUE.strip())
@@ -246,12 +251,14 @@ class ChatTemplate:
         return rendering.renderers().exceeded(self._text)
 
     def _run(self, kind: str, variables: dict[str, Any] | None = None, deadline: float | None = None,
-             others: dict[str, Any] | None = None) -> str:
-        """Return the text of a renderer's result, or raise its error. ``others``: variables for a second try, if the
+             others: Sequence[dict[str, Any]] = ()) -> str:
+        """Return the text of a renderer's result, or raise its error. ``others``: variables for further tries, if the
         template rejects the conversation."""
         result = rendering.renderers().run(self._text, kind, variables, deadline)
-        if result.status == "rejected" and others is not None:
-            second = rendering.renderers().run(self._text, kind, others, deadline)
+        for changed in others:
+            if result.status != "rejected":
+                break
+            second = rendering.renderers().run(self._text, kind, changed, deadline)
             result = result if second.status == "rejected" else second
         if result.status == "text":
             return result.text
@@ -404,9 +411,21 @@ def _dicts(values: list[Any], name: str) -> list[Any]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Copy a message's reasoning to every key under which templates read it."""
+    """Copy a message's reasoning to every key under which templates read it. ``tool_plan`` is that of Command R7B."""
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if reasoning is None:
+        return message
+    plan = {"tool_plan": reasoning} if message.get("tool_calls") else {}
+    return {"thinking": reasoning, **plan, **message, "reasoning_content": reasoning}
+
+
+def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose content has its reasoning, too."""
+    thoughts, content = message.get("reasoning_content"), message.get("content")
+    if message["role"] != "assistant" or not isinstance(thoughts, str) or not thoughts:
+        return message
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    return {**message, "content": [{"type": "thinking", "thinking": thoughts}, *parts]}
 
 
 def _open_last(message: dict[str, Any], add_generation_prompt: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import refuse
-from ..conversation import tool_formats, tool_templates
+from ..conversation import reasoning, tool_formats, tool_templates, turns
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
 from ..conversation.template import ImageTexts, check_arguments
 from ..conversation.tools import complete_results, of_options, read_options
@@ -129,6 +129,7 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
         tools = None
         if conversation.tools is not None:
             tools = of_options(entry.template, entry.key, conversation.tools)
+        checked = _with_switch(entry, checked, variables)
         checked, template_tools = _with_tools(entry, checked, tools)
         if entry.capability == "vision":
             return *_with_images(entry, checked, conversation.images, variables, conversation.allow_urls, call,
@@ -140,6 +141,16 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
     except MpoolError as error:
         error.key = error.key or entry.key
         raise
+
+
+def _with_switch(entry: Entry, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages with the word that turns thinking on or off, if the template has no variable for it."""
+    on, template = variables.get("enable_thinking"), entry.template()
+    if not isinstance(on, bool) or reasoning.WORDS[0] not in template.source or \
+            "enable_thinking" in template.variables():
+        return messages
+    first = messages[:1] if messages[0]["role"] == "system" else []
+    return [turns.joined([*first, {"role": "system", "content": reasoning.WORDS[on]}]), *messages[len(first):]]
 
 
 def _with_tools(entry: Entry, messages: list[dict[str, Any]],

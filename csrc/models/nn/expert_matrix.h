@@ -34,8 +34,8 @@ typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
  *   blk.{layer}.ffn_{part}_exps.weight [count, N, K]
  *   blk.{layer}.ffn_gate_up_exps.weight [count, 2 N, K]
  *   blk.{layer}.ffn_{part}.{expert}.weight [N, K], or .columns [K, N]: one tensor per expert
- *   .columns, or .codes with .scales, of ffn_{part}_exps or ffn_gate_up_exps, where gates and ups alternate
- *   .halves of ffn_gate_up_exps [count, K, 2 N], where the gates precede the ups
+ *   .columns, or .codes with .scales, of ffn_{part}_exps, or of ffn_gate_up_exps, where gates and ups alternate
+ *   blk.{layer}.ffn_gate_up_exps.halves [count, K, 2 N]: transposed, with all gates before the ups
  *
  * If `biased`, finds the biases, .bias, too. The builder's weights must outlive the matrix. */
 mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,

@@ -145,7 +145,8 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
         tokenizer=TokenizerSource(gguf=_with_prefix(raw, "tokenizer."), config={"file": path}),
-        chat_template=template(chat, file=path, field="tokenizer.chat_template"),
+        chat_template=template(chat, file=path, field="tokenizer.chat_template",
+                               tool_use=table.get("tokenizer.chat_template.tool_use")),
         embedding=embedding, generation=generation, license=_license(table),
         file_type=FILE_TYPES.get(kind) if isinstance(kind := table.get("general.file_type"), int) else None)
 

@@ -435,11 +435,13 @@ CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNex
 _OPTIONAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
 
 
-def sees(folder: Folder, config: Fields) -> bool:
-    """Return True if the folder is a vision model that :func:`describe_vision` reads."""
+def sees(folder: Folder, config: Fields, images: bool = True) -> bool:
+    """Return True if the folder is a vision model that :func:`describe_vision` reads. ``images``: False if only its
+    language model is of use."""
     kind = config.get("model_type")
     processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
-    return kind in READERS and (kind not in _OPTIONAL or processor and config.get("quantization_config") is None)
+    return kind in READERS and (kind not in _OPTIONAL
+                                or images and processor and config.get("quantization_config") is None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------

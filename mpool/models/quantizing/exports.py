@@ -229,6 +229,8 @@ def _nemotron(settings: Settings) -> Changes:
     settings.fixed("gated_ffn", False)
     settings.fixed("rope_layers", [-1] * layers)
     has_experts = f"{settings.architecture}.expert_count" in settings.keys
+    if not settings.keys.get(f"{settings.architecture}.moe_latent_size"):
+        settings.drop("moe_latent_size")
     if has_experts and any(block == 2 and one for block, one in zip(blocks, dense)):
         settings.refuse("layers_block_type, which has mlp and moe")
     _stop_attention(settings, [block == 1 and mixer == 0 for block, mixer in zip(blocks, mixers)])

@@ -117,7 +117,7 @@ def _from_gguf(path: str) -> Input:
 
 
 def _from_folder(path: str) -> Input:
-    model = describe_folder(path, key=path, ref=path)
+    model = describe_folder(path, key=path, ref=path, images=False)
     spec, name = model.spec, model.spec.architecture
     if name not in EXPORTS or model.capability != "text_to_text":
         raise Unsupported(f"{path}: mpool converts folders of the architectures {', '.join(EXPORTS)}, got {name}",

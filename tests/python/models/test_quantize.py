@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -200,10 +201,23 @@ def test_a_folder_and_its_file_give_the_same_bytes(folder: Path, name: str) -> N
     path = quantisedfiles.write(name, "Q4_K_M", folder)
     quantize(str(quantisedfiles.write(name, "F32", folder)), str(folder / "again.gguf"), "Q4_K_M", force=True)
     assert (folder / "again.gguf").read_bytes() == path.read_bytes()
-    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    reader, pre = gguf.GGUFReader(path), quantisedfiles.FOLDERS[name][2]
+    assert reader.fields["tokenizer.ggml.pre"].contents() == ("default" if pre.startswith("spm-") else pre)
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     assert {one for one, dtype in types.items() if dtype == "F32"} == {one for one in types if one.endswith(FLOATS)}
     with mpool.Pool() as pool:
         assert len(greedy(pool, str(path), np.array(goldens.PROMPT), 4)) == 4
+
+
+def test_a_vision_folder_is_written_without_its_eyes(folder: Path, tmp_path: Path) -> None:
+    """All published folders of Qwen3.5 and 3.6 are vision models."""
+    path = quantisedfiles.write("qwen35", "F32", folder)
+    shutil.copytree(folder / "qwen35", tmp_path / "qwen35")
+    (tmp_path / "qwen35" / "preprocessor_config.json").write_text("{}")
+    _edit(tmp_path / "qwen35" / "config.json", lambda t: t.update(
+        text_config=dict(t), model_type="qwen3_5", architectures=["Qwen3_5ForConditionalGeneration"]))
+    quantize(str(tmp_path / "qwen35"), str(tmp_path / "q.gguf"), "F32")
+    assert (tmp_path / "q.gguf").read_bytes() == path.read_bytes()
 
 
 def test_old_files_with_a_tensor_per_expert(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``mpool quantize`` of DeepSeek-V2, DeepSeek-V3 and Kimi K2: keys, tensors and results of the GGUF files."""
+"""``mpool quantize`` of DeepSeek-V2, DeepSeek-V3 and Kimi K2, and keys and tensors of the files of other families."""
 
 import json
 from pathlib import Path
