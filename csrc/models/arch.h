@@ -38,7 +38,7 @@ typedef enum mp_decoder_flag { /* linear layers have biases if the file has them
     MP_DECODER_QUERY_NORMS = 1 << 5,      /* queries and keys are normed over all heads together, before rotation */
     MP_DECODER_NO_INPUT_NORMS = 1 << 6,   /* sublayers read the residual sum as it is */
     MP_DECODER_GATED_HEADS = 1 << 7, /* the query projection has a gate after each head's query: the output of a head is
-                                      * multiplied by the gate's sigmoid */
+                                      * multiplied by the gate's sigmoid. Gates of one component need no flag */
 } mp_decoder_flag;
 
 typedef enum mp_vit_flag {          /* vision transformers */

@@ -5,7 +5,7 @@ template. It states the text around a call once for its three users: the grammar
 
 Sources:
     Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4: the templates; https://github.com/NousResearch/Hermes-Function-Calling
-    Qwen3-Coder: its template.
+    Qwen3-Coder: its template. LFM3: the ``response_template`` of its tokenizer's configuration.
     Llama 3: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
     Mistral: https://docs.mistral.ai/capabilities/function_calling, and mistral-common's tokenizers, versions 3 and 11.
     Phi-4-mini, Granite 3, DeepSeek V3, R1 and V3.1, Kimi K2: the model cards and templates.

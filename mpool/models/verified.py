@@ -156,6 +156,7 @@ ROWS = (
     _decoder("cohere2", "Command R7B, Command A"),
     _decoder("lfm2", "LFM2, LFM2.5"),
     _decoder("lfm2moe", "LFM2-MoE: LFM2-8B-A1B"),
+    _decoder("lfm3", "LFM3", gguf=""),
     _decoder("nemotron_h", "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano"),
     _decoder("mistral3", "Ministral 3, and Mistral Small 3.1 and 3.2 (text only)"),
     _decoder("glm4", "GLM-4 and GLM-Z1 of April 2025"),

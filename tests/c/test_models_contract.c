@@ -295,9 +295,10 @@ MP_TEST_SECONDS(models_contract_one_norm, 300) {
     check_kind(&(tiny_kind){.arch = "cohere2", .one_norm = true, .layer_norms = true, .window = 80});
 }
 
+/* And gates of heads, and a window. */
 MP_TEST_SECONDS(models_contract_short_convolutions, 300) {
-    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1};
-    check_kind(&(tiny_kind){.arch = "lfm2", .mixers = mixers});
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 0};
+    check_kind(&(tiny_kind){.arch = "lfm3", .mixers = mixers, .window = 80});
 }
 
 MP_TEST_SECONDS(models_contract_gated_delta_nets, 300) {

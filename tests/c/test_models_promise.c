@@ -11,10 +11,11 @@
 static const struct {
     const char *arch;
     int64_t mixers[TINY_LAYERS];
+    int window;
 } models[] = {
-    {"lfm2", {1, 0, 1}}, /* short convolutions */
-    {"lfm2", {2, 0, 2}}, /* gated delta nets */
-    {"lfm2", {3, 0, 3}}, /* Mamba-2 */
+    {"lfm3", {1, 0, 0}, 80}, /* short convolutions, gates of heads, and a window */
+    {"lfm2", {2, 0, 2}, 0},  /* gated delta nets */
+    {"lfm2", {3, 0, 3}, 0},  /* Mamba-2 */
 };
 
 enum {
@@ -90,7 +91,7 @@ static void add_adapter(tiny_file *file) {
 static void load(tiny_model *tiny, int model, int threads) {
     static const mp_dtype types[] = {MP_F32};
     const tiny_kind kind = {.arch = models[model].arch, .mixers = models[model].mixers, .context = 2 * LONGEST,
-                            .more = add_adapter};
+                            .window = models[model].window, .more = add_adapter};
     tiny_load(tiny, tiny_decoder_spec_as(&kind, types, 1, 62, INFINITE), MP_COMPUTE_F32, threads);
 }
 

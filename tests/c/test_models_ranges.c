@@ -43,6 +43,16 @@ MP_TEST(models_ranges_of_decoders) {
     check_ranges(decoder((tiny_kind){.arch = "llama", .long_from = 12}), RANGES(common));
 }
 
+static void make_proportional(tiny_file *file) {
+    tiny_string(file->spec, "llama.rope.scaling.type", "proportional");
+    tiny_int(file->spec, "mpool.rope_pairs", 3);
+}
+
+MP_TEST(models_ranges_of_proportional_rope) {
+    static const range pairs[] = {{"mpool.rope_pairs", "an integer from 0 to 16"}};
+    check_ranges(decoder((tiny_kind){.arch = "llama", .more = make_proportional}), RANGES(pairs));
+}
+
 MP_TEST(models_ranges_of_states) {
     static const int64_t mixers[TINY_LAYERS] = {1, 0, 2};
     static const range sizes[] = {

@@ -189,12 +189,13 @@ static float output_factor(const mp_paged_attention *attention, int head, float 
 /* Multiplies the output of a head by the sigmoid of its gate, which this overwrites. */
 static void apply_gate(const mp_attend *run, int row, int head, float *out) {
     const mp_attention_shape *shape = run->attention->shape;
-    float *const gate = query_key_value(run, row) + head * shape->query_step + shape->head_dim;
+    float *const gate = query_key_value(run, row) + shape->gates_from + head * shape->gate_step;
+    const int step = shape->gate_dim > 1;
     if (shape->gate_dim == 0)
         return;
     mp_kernels_get()->activate(MP_ACT_SIGMOID, shape->gate_dim, gate);
-    for (int i = 0; i < shape->gate_dim; i++)
-        out[i] *= gate[i];
+    for (int i = 0; i < shape->value_dim; i++)
+        out[i] *= gate[i * step];
 }
 
 /* Normalises the outputs of a unit's rows and writes them to run->mixed. */
@@ -366,9 +367,10 @@ static mp_status read_attention(const mp_layer_reader *reader, mp_mixer *mixer, 
     const mp_decoder *model = reader->model;
     const mp_attention_shape *shape = mixer->attention.shape = mp_decoder_shape(model, reader->index);
     const int32_t kv = shape->kv_heads * shape->head_dim;
-    const mp_reader_part qkv[] = {{"attn_q", shape->heads * shape->query_step}, {"attn_k", kv}, {"attn_v", kv}};
+    const mp_reader_part qkv[] = {{"attn_q", shape->heads * shape->query_step}, {"attn_k", kv}, {"attn_v", kv},
+                                  {"attn_head_gate", shape->heads}};
     const mp_reader_part out = {"attn_output", model->hidden};
-    MP_TRY(mp_reader_linear(reader, &mixer->attention.qkv, qkv, 3, model->hidden, 1, error));
+    MP_TRY(mp_reader_linear(reader, &mixer->attention.qkv, qkv, shape->gate_dim == 1 ? 4 : 3, model->hidden, 1, error));
     MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, shape->heads * shape->value_dim, model->residual_scale,
                             error));
     return mp_attend_read_options(reader, &mixer->attention, error);

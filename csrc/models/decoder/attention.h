@@ -19,7 +19,7 @@ typedef struct mp_attend { /* a thread's call for one row block */
     const mp_decoder_view *view;
     const mp_paged_attention *attention;
     const mp_attention_plan *plan;
-    float *qkv;   /* [rows, qkv_width] queries (with gates), keys, values; a mixer that only reads sets the queries */
+    float *qkv;   /* [rows, qkv_width] queries, keys, values, gates; a mixer that only reads sets the queries */
     float *mixed; /* [rows, heads * value_dim] the output */
     float scale;  /* factor on the output */
     void *kernel_scratch; /* the following three are the thread's own */

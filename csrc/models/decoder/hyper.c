@@ -1,5 +1,6 @@
 /* decoder/hyper.c: hyper-parameters of a decoder: sizes, rotary tables, windows, scales. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "models/decoder/mla.h"
@@ -10,13 +11,24 @@ enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_EXPERTS = 4096 };
 void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape) {
     int at = 0;
     shape.padded_dim = mp_kv_width(shape.value_dim);
-    shape.query_step = shape.head_dim + shape.gate_dim;
+    const bool apart = shape.gate_dim == 1; /* the gates follow the values, and not each its query */
+    shape.query_step = shape.head_dim + (apart ? 0 : shape.gate_dim);
     shape.qkv_width = shape.heads * shape.query_step + shape.kv_heads * (shape.head_dim + shape.value_dim);
+    shape.gates_from = apart ? shape.qkv_width : shape.head_dim;
+    shape.gate_step = apart ? 1 : shape.query_step;
+    shape.qkv_width += apart ? shape.heads : 0;
     while (at < model->shape_count && memcmp(&model->shapes[at], &shape, sizeof shape) != 0)
         at++;
     if (at == model->shape_count)
         model->shapes[model->shape_count++] = shape;
     model->layer_shapes[layer] = (uint16_t)at;
+}
+
+/* Returns the components of a gate of a layer's heads. gated: true if the query projection has the gates. */
+static int32_t gate_dim(const mp_decoder *model, int layer, bool gated, int64_t value_dim) {
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.attn_head_gate.weight", layer);
+    return gated ? (int32_t)value_dim : mp_weights_has(model->weights, name);
 }
 
 /* Reads the sizes of heads, which all layers share, and the numbers of heads, which may differ between layers. */
@@ -58,7 +70,7 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, bool gated, 
                                                             .groups = (int32_t)kv_heads[i],
                                                             .head_dim = (int32_t)key,
                                                             .value_dim = (int32_t)value,
-                                                            .gate_dim = gated ? (int32_t)value : 0,
+                                                            .gate_dim = gate_dim(model, i, gated, value),
                                                             .scale = 1 / sqrtf((float)key)});
     }
     return MP_OK;

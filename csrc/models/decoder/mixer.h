@@ -39,18 +39,22 @@ typedef struct mp_attention_shape { /* sizes of attention; a pass lists the work
     int32_t heads, kv_heads;
     int32_t groups;       /* attention groups; the heads of a group share one KV head */
     int32_t head_dim;     /* components of a head's query and key */
-    int32_t gate_dim;     /* components of the gate that follows a head's query: value_dim, or 0: no gates */
-    int32_t query_step;   /* components from one head's query to the next: head_dim + gate_dim */
+    int32_t gate_dim;     /* components of a head's gate: value_dim, 1 (for all components), or 0: no gates */
+    int32_t gates_from;   /* the first component of the first gate: after its query, or after all values if gate_dim
+                           * is 1 */
+    int32_t gate_step;    /* components from one head's gate to the next */
+    int32_t query_step;   /* components from one head's query to the next */
     int32_t value_dim;    /* components of a head's value */
     int32_t padded_dim;   /* the same in the KV cache and in attention: mp_kv_width(value_dim) */
     int32_t rotated_from; /* the first component of a head that is rotated */
-    int32_t qkv_width;    /* heads * query_step + kv_heads * (head_dim + value_dim) */
+    int32_t qkv_width;    /* components of all queries, keys, values and gates */
     float scale;          /* factor on products of queries and keys */
 } mp_attention_shape;
 
 typedef struct mp_paged_attention { /* attention over the KV cache: decoder/attention.c */
     const mp_attention_shape *shape; /* one of mp_decoder.shapes */
-    mp_linear qkv; /* queries, keys, values side by side; latent attention: the projections to the latents */
+    mp_linear qkv; /* queries, keys, values and gates side by side; latent attention: the projections to the
+                    * latents */
     mp_norm q_norm, k_norm; /* [head_dim], or of all heads together; skipped if it has no weight */
     float *balance; /* [kv_heads, head_dim] factors on queries, divisors of the store's keys, in a cache of bytes
                      * (decoder/balance.c); or NULL */
@@ -143,8 +147,8 @@ mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const 
 /* Adds the kernels blk.<index>.<name>.weight of a convolution, whose sizes are set, and its bias if the file has one.
  */
 mp_status mp_reader_conv(const mp_layer_reader *reader, mp_causal_conv *conv, const char *name, mp_error *error);
-/* Adds the factors of the logarithms of decays [heads], which are negative: tensor blk.<index>.ssm_a, or
- * blk.<index>.ssm_a_log, whose values a become -exp(a). */
+/* Adds the vector a [heads], a < 0, of decays exp(a * step): tensor blk.<index>.ssm_a; or -exp(x) of the tensor
+ * blk.<index>.ssm_a_log. */
 mp_status mp_reader_decay(const mp_layer_reader *reader, float **decay, int32_t heads, mp_error *error);
 
 #endif

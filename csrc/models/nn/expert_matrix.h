@@ -29,10 +29,13 @@ typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
 } mp_expert_matrix;
 
 /* Finds matrix `part` (gate, up or down) of a layer's experts. The tensors are one of:
- * blk.{layer}.ffn_{part}_exps.weight [count, N, K], or ffn_gate_up_exps.weight [count, 2 N, K]; separate tensors
- * blk.{layer}.ffn_{part}.{expert}.weight [N, K] or
- * .columns [K, N]; or .columns, or .codes with .scales, of ffn_{part}_exps or ffn_gate_up_exps. If `biased`, finds the
- * biases, .bias, too. The builder's weights must outlive the matrix. */
+ *
+ *   blk.{layer}.ffn_{part}_exps.weight [count, N, K]
+ *   blk.{layer}.ffn_gate_up_exps.weight [count, 2 N, K]
+ *   blk.{layer}.ffn_{part}.{expert}.weight [N, K], or .columns [K, N]: one tensor per expert
+ *   .columns, or .codes with .scales, of ffn_{part}_exps or ffn_gate_up_exps
+ *
+ * If `biased`, finds the biases, .bias, too. The builder's weights must outlive the matrix. */
 mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,
                                 int32_t count, int32_t N, int32_t K, bool biased, mp_error *error);
 void mp_expert_matrix_deinit(mp_expert_matrix *matrix);

@@ -87,6 +87,13 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
             rope->inverse[i] /= factor;
         return MP_OK;
     }
+    if (strcmp(scaling, "proportional") == 0) {
+        int64_t pairs;
+        MP_TRY(mp_spec_int(spec, "mpool.rope_pairs", 0, dim / 2, NULL, &pairs, error));
+        for (int i = 0; i < dim / 2; i++)
+            rope->inverse[i] = i < pairs ? rope->inverse[i] / factor : 0;
+        return MP_OK;
+    }
     if (strcmp(scaling, "llama3") == 0) {
         double low, high, original;
         MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.low_freq_factor", 1e-3, 1e6, NULL, &low, error));
@@ -105,8 +112,8 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
     }
     if (strcmp(scaling, "yarn") == 0)
         return scale_yarn(rope, spec, base, factor, error);
-    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope.scaling.type", "none, linear, llama3, yarn",
-                        "%s", scaling);
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope.scaling.type",
+                        "none, linear, proportional, llama3, yarn", "%s", scaling);
 }
 
 void mp_rope_deinit(mp_rope *rope) {

@@ -15,10 +15,11 @@ typedef struct mp_rope {
 
 /* Reads {arch}.rope.* and allocates `inverse`. FORMAT for an unknown scaling type.
  *
- * Scaling types: linear, llama3 and yarn ("YaRN", arXiv:2309.00071). With yarn, pairs that turn more than beta_fast
- * times within the original context are unchanged, and the angles of pairs that turn fewer than beta_slow times are
- * divided by the factor. Between them is a ramp whose ends are rounded to whole numbers unless mpool.rope_yarn_truncate
- * is false. cos and sin are multiplied by mpool.rope_attention_factor, by default attn_factor * (1 + 0.1 ln factor). */
+ * Scaling types: linear, proportional, llama3 and yarn ("YaRN", arXiv:2309.00071). Proportional is linear for the first
+ * mpool.rope_pairs pairs; the others do not turn. With yarn, pairs that turn more than beta_fast times within the
+ * original context are unchanged, and the angles of pairs that turn fewer than beta_slow times are divided by the
+ * factor. Between them is a ramp whose ends are rounded to whole numbers unless mpool.rope_yarn_truncate is false. cos
+ * and sin are multiplied by mpool.rope_attention_factor, by default attn_factor * (1 + 0.1 ln factor). */
 mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool neox, mp_error *error);
 /* Initialises `rope` with `dim` and `neox` of `like`, frequency base `base` and no scaling. */
 mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp_error *error);

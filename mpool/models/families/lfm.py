@@ -1,7 +1,8 @@
-"""LFM2 and LFM2.5 (arXiv:2511.23404): gated short convolutions in most layers, attention in the others.
+"""LFM2 and LFM2.5 (arXiv:2511.23404), LFM3: gated short convolutions in most layers, attention in the others.
 
 LFM2-MoE has experts in all layers except the first ones. The embedding models of LFM2.5 have attention and
-convolutions in both directions; LFM2-ColBERT is a causal decoder.
+convolutions in both directions; LFM2-ColBERT is a causal decoder. LFM3 has a gate for the output of each head, norms
+of the outputs of sublayers, and a sliding window in some layers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, decoder_row, finish, read_common
+from .llama import attention_tensors, decoder, decoder_row, finish, read_common
 from .reading import MAX_LAYERS, MAX_WIDTH, mixed_layers, require_values
 from .rows import Architecture, Config, Tensor, layer
 
@@ -22,12 +23,9 @@ _SHARED = (
     Tensor("embedding_norm.weight", "output_norm.weight", "D", stored="token_embd_norm.weight|output_norm.weight"),
     *layer("layers.{}.operator_norm", "attn_norm", "D"),
     *layer("layers.{}.ffn_norm", "ffn_norm", "D"),
-    *layer(f"{_ATTENTION}.q_proj", "attn_q", "QD", when="in attention"),
-    *layer(f"{_ATTENTION}.k_proj", "attn_k", "KD", when="in attention"),
-    *layer(f"{_ATTENTION}.v_proj", "attn_v", "UD", when="in attention"),
-    *layer(f"{_ATTENTION}.out_proj", "attn_output", "DO", when="in attention"),
-    *layer(f"{_ATTENTION}.q_layernorm", "attn_q_norm", "E", when="in attention"),
-    *layer(f"{_ATTENTION}.k_layernorm", "attn_k_norm", "E", when="in attention"),
+    *attention_tensors(_ATTENTION, "in attention", out=f"out_proj|{_ATTENTION}.o_proj"),
+    *layer(f"{_ATTENTION}.q_layernorm|{_ATTENTION}.q_norm", "attn_q_norm", "E", when="in attention"),
+    *layer(f"{_ATTENTION}.k_layernorm|{_ATTENTION}.k_norm", "attn_k_norm", "E", when="in attention"),
     *layer(f"{_CONV}.in_proj", "shortconv.in_proj", "BD", bias="B", when="in conv", biased="if conv_bias in conv"),
     *layer(f"{_CONV}.out_proj", "shortconv.out_proj", "DD", bias="D", when="in conv", biased="if conv_bias in conv"),
     *layer(f"{_CONV}.conv", "shortconv.conv", "D1L", bias="D", when="folder in conv", biased="if conv_bias in conv"),
@@ -52,6 +50,14 @@ _EXPERTS = (
 #: Folders that transformers saves with ``save_original_format=False`` have one tensor for all experts of a layer.
 _JOINED = (*_ROUTER, Tensor(f"{_MLP}.experts.gate_up_proj", "blk.{}.ffn_gate_up_exps.weight", "XGD", "in sparse"),
            Tensor(f"{_MLP}.experts.down_proj", "blk.{}.ffn_down_exps.weight", "XDN", "in sparse"))
+#: Files have ``gate_proj``, which transformers renames to ``g_proj``: adapters have that name.
+_LFM3 = (*_SHARED, *_feed_forward(), *layer("layers.{}.post_operator_norm", "post_attention_norm", "D"),
+         *layer("layers.{}.post_ffn_norm", "post_ffw_norm", "D"),
+         *layer(f"{_ATTENTION}.gate_proj|{_ATTENTION}.g_proj", "attn_head_gate", "HD",
+                when="if use_attention_gate in attention"))
+#: RoPE of LFM3 by default.
+_ROPES = {"full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.5},
+          "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 #: Number that the network adds to the sum of the chosen experts' scores before it divides by it.
 _EPSILON = 1e-6
 #: Keys of published files that transformers does not read -> values of its network.
@@ -89,15 +95,42 @@ def _read(config: Fields, row: Architecture) -> Config:
     return _read_network(config, row, _ADJUSTED, intermediate_size=_width(config))
 
 
-def _read_network(config: Fields, row: Architecture, used: set[str], **own: Any) -> Config:
-    """Read what all models of LFM2 have. ``own``: values that replace those of the configuration."""
-    attends = _attends(config)
+def _read_lfm3(config: Fields, row: Architecture) -> Config:
+    values = {"sliding_window": 256, **config.values}
+    epsilon = values.get("rms_norm_eps", values.get("norm_eps"))
+    layers = config.int("num_hidden_layers", low=1, high=MAX_LAYERS)
+    for key, usual in (("rope_parameters", _ROPES), ("layer_types", [
+            "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 < i else "conv"
+            for i in range(layers)])):
+        values[key] = usual if values.get(key) is None else values[key]
+    given = Fields(values, file=config.file, at=config.at)
+    attends = mixed_layers(given, "conv", layers, ("full_attention", "sliding_attention"))
+    given.section("rope_parameters").section("full_attention")
+    require_values(config, {"use_sandwich_norm": (True,)})
+    return _read_network(
+        config, row, {"auto_map", "use_sandwich_norm", "rms_norm_eps"}, attends, norm_eps=epsilon,
+        sliding_window=values["sliding_window"], rope_parameters=values["rope_parameters"],
+        layer_types=["full_attention" if kind == "conv" else kind for kind in values["layer_types"]])
+
+
+def _read_network(config: Fields, row: Architecture, used: set[str], attends: list[bool] | None = None,
+                  **own: Any) -> Config:
+    """Read what all models have.
+
+    Args:
+        config: ``config.json``.
+        row: row of the family.
+        used: keys that were read.
+        attends: for each layer whether it has attention; None: as LFM2 states it.
+        **own: values that replace those of the configuration.
+    """
+    attends = _attends(config) if attends is None else attends
     values = {name: value for name, value in config.values.items() if name not in ("layer_types", "full_attn_idxs")}
     values |= own
     values.setdefault("tie_word_embeddings", config.bool("tie_embedding", True))
     plain = Fields(values, file=config.file, at=config.at)
-    kv, known = read_common(plain, row, epsilon="norm_eps", theta=1000000.0)
-    _compose(kv, row.name, attends, config.int("conv_L_cache", 3, low=2, high=16))
+    kv, known = read_common(plain, row, epsilon="norm_eps", theta=1000000.0, acts=("silu",))
+    _compose(kv, row.name, attends, config.int("conv_L_cache", row.defaults.get("conv_L_cache", 3), low=2, high=16))
     require_values(config, _FIXED)
     return finish(plain, row, kv, known | used | _SHAPES | {"conv_L_cache", "tie_embedding", *_FIXED})
 
@@ -179,6 +212,10 @@ ROWS = (
            handled=("expert_count", "expert_used_count", "expert_gating_func", "expert_weights_scale"))
       for experts, marker in ((_EXPERTS, ("", "")),
                               (_JOINED, ("feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight")))),
+    _row("lfm3", ("Lfm3ForCausalLM",), _LFM3, read=_read_lfm3, gguf=(), remote=True, window_rope="own",
+         biases=("conv_bias", "use_attention_gate"),
+         defaults={"num_key_value_heads": 4, "head_dim": 128, "norm_eps": 1e-5, "conv_L_cache": 7,
+                   "use_attention_gate": True}),
     _row("lfm2_embedding", ("Lfm2Model", "Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"),
          (*(tensor for tensor in _SHARED if tensor.when not in ("tied", "gguf")), *_feed_forward(),
           Tensor("", "output.weight", "VD", "gguf")),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ...records import logger
-from ..fields import Fields
+from ..fields import REQUIRED, Fields
 from ..spec import Value
 from .reading import ALL_ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
@@ -16,8 +16,8 @@ log = logger("mpool.models")
 
 
 def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool = False, shared: str = "",
-            biases: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias"),
-            without: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+            biases: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias"), attends: str = "",
+            query: str = "Q", without: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
     """Return the tensors of a decoder like Llama.
 
     Args:
@@ -28,13 +28,15 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool =
         shared: name of the shared expert in the MLP of layers with experts; empty: there is none.
         biases: keys of config.json that select the biases of the query, key and value projections, of the output
             projection, and of the MLP; empty: there are none.
+        attends: condition of the layers with attention; empty: all layers have it.
+        query: letter of the outputs of the query projection.
         without: GGUF names of tensors to leave out, without the number of the layer and ``.weight`` or ``.bias``.
     """
     block = "layers.{}"
     qkv, other, mlp = (f"if {key}" if key else None for key in biases)
     qkv = "" if qkv_bias else qkv
-    norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E"),
-             *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E"))
+    norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E", when=attends),
+             *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E", when=attends))
     where = "in dense" if experts else ""
     dense = tuple(row for name, gguf, shape in (("gate", "ffn_gate", "FD"), ("up", "ffn_up", "FD"),
                                                 ("down", "ffn_down", "DF"))
@@ -46,17 +48,32 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool =
         Tensor("lm_head.weight", "output.weight", "VD", "tied"),
         Tensor("", "rope_freqs.weight", "R", "gguf"),
         *layer(f"{block}.input_layernorm", "attn_norm", "D"),
-        *layer(f"{block}.self_attn.q_proj", "attn_q", "QD", bias=None if qkv is None else "Q", biased=qkv or ""),
-        *layer(f"{block}.self_attn.k_proj", "attn_k", "KD", bias=None if qkv is None else "K", biased=qkv or ""),
-        *layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias=None if qkv is None else "U", biased=qkv or ""),
-        *layer(f"{block}.self_attn.o_proj", "attn_output", "DO", bias=None if other is None or qkv_bias else "D",
-               biased=other or ""),
+        *attention_tensors(f"{block}.self_attn", attends, query=query, qkv=qkv, other=None if qkv_bias else other),
         *layer(f"{block}.post_attention_layernorm", "ffn_norm", "D"),
         *dense,
         *(expert_tensors(f"{block}.mlp", shared=shared) if experts else ()),
         *(norms if head_norms else ()),
     )
     return tuple(row for row in all_rows if row.gguf.removeprefix("blk.{}.").rpartition(".")[0] not in without)
+
+
+def attention_tensors(block: str, when: str = "", *, query: str = "Q", out: str = "o_proj", qkv: str | None = None,
+                      other: str | None = None) -> tuple[Tensor, ...]:
+    """Return the tensors of the projections of attention.
+
+    Args:
+        block: name of the attention in transformers.
+        when: condition of the layers with attention; empty: all layers have it.
+        query: letter of the outputs of the query projection.
+        out: name of the output projection in that attention.
+        qkv: condition of the biases of queries, keys and values; None: there are none.
+        other: likewise of the output projection.
+    """
+    return tuple(row for name, gguf, rows, columns, bias in (
+        ("q_proj", "attn_q", query, "D", qkv), ("k_proj", "attn_k", "K", "D", qkv), ("v_proj", "attn_v", "U", "D", qkv),
+        (out, "attn_output", "D", "O", other))
+        for row in layer(f"{block}.{name}", gguf, rows + columns, bias=None if bias is None else rows, when=when,
+                         biased=f"{bias or ''} {when}".strip()))
 
 
 def expert_tensors(block: str, router: str = "gate", shared: str = "",
@@ -157,13 +174,17 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     if head_dim is not None:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
     part = config.number("partial_rotary_factor", usual.get("partial_rotary_factor", 1.0), above=0.0)
-    part = (config.section("rope_parameters", None) or config).number("partial_rotary_factor", part, above=0.0)
+    rope = config.section("rope_parameters", None) or config.section("rope_scaling", None) or config
+    part = rope.number("partial_rotary_factor", part, above=0.0)
     if part > 1.0:
         config.fail("partial_rotary_factor", part, "a number above 0, at most 1")
+    rotated = head_dim or hidden // heads
+    if "proportional" in (rope.get("rope_type"), rope.get("type")):  # all dimensions are rotated, some by 0
+        kv["mpool.rope_pairs"], part = int(part * rotated // 2), 1.0
     if part != 1.0 and not row.partial_rope:
         unsupported(config, "partial_rotary_factor" if "partial_rotary_factor" in config else "rope_parameters",
                     "a partial_rotary_factor of 1")
-    kv[f"{a}.rope.dimension_count"] = int((head_dim or hidden // heads) * part)
+    kv[f"{a}.rope.dimension_count"] = int(rotated * part)
     read_rope(config, kv, a, usual.get("rope_theta", theta))
     compose_rope(kv, row, read_window(config, kv, row, period))
     kv["mpool.rope_neox"] = row.rope_neox
@@ -224,6 +245,9 @@ def read_rope(config: Fields, kv: dict[str, Value], a: str, theta: float = 10000
             unsupported(narrow, "rope_type", "default for layers with a sliding window")
         local = narrow.number("rope_theta", above=0.0)
         rope = rope.section("full_attention")
+        if rope.str("rope_type", "default") not in ("default", "proportional") and \
+                rope.number("partial_rotary_factor", 1.0) != 1.0:
+            unsupported(rope, "partial_rotary_factor", "1 for this rope_type")
     if local is not None:
         kv["mpool.rope_local_base"] = local
     read_scaling(config, rope, kv, a, theta)
@@ -245,9 +269,9 @@ def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, def
     if kind in ("su", "longrope"):
         _long_rope(config, rope, kv, a)
         return
-    if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
+    if kind not in ("default", "linear", "proportional", "dynamic", "llama3", "yarn"):
         unsupported(rope, "rope_type" if "rope_type" in rope else "type",
-                    "default, linear, dynamic, llama3, longrope and yarn")
+                    "default, linear, proportional, dynamic, llama3, longrope and yarn")
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
     if kind == "default":
         kv_factor = rope.number("factor", 1.0, above=0.0)
@@ -260,9 +284,12 @@ def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, def
         rope.only(known | {"factor", "original_max_position_embeddings"})
         return
     kv[f"{a}.rope.scaling.type"] = kind
-    kv[f"{a}.rope.scaling.factor"] = rope.number("factor", above=0.0)
-    if kind == "linear":
+    kv[f"{a}.rope.scaling.factor"] = rope.number("factor", 1.0 if kind == "proportional" else REQUIRED, above=0.0)
+    if kind in ("linear", "proportional"):
         rope.only(known | {"factor"})
+        if kind == "proportional":  # the first part of the rotary pairs turns
+            part = rope.number("partial_rotary_factor", 1.0, above=0.0, most=1.0)
+            kv.setdefault("mpool.rope_pairs", int(part * cast(int, kv[f"{a}.rope.dimension_count"]) // 2))
         return
     original = config.int("original_max_position_embeddings", None, low=1) or rope.int(
         "original_max_position_embeddings", config.int("max_position_embeddings", low=1), low=1)

@@ -163,13 +163,15 @@ def require_values(config: Fields, allowed: Mapping[str, tuple[object, ...]]) ->
             unsupported(config, key, " or ".join(describe(value) for value in values))
 
 
-def mixed_layers(config: Fields, other: str, layers: int) -> list[bool] | None:
+def mixed_layers(config: Fields, other: str, layers: int,
+                 attention: tuple[str, ...] = ("full_attention",)) -> list[bool] | None:
     """Return for each layer whether it has attention, from ``layer_types``; None if the key is missing.
 
     Args:
         config: ``config.json``.
         other: type of the layers without attention.
         layers: number of layers.
+        attention: types of the layers with attention.
     """
     types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
     if types is None:
@@ -177,9 +179,9 @@ def mixed_layers(config: Fields, other: str, layers: int) -> list[bool] | None:
     if len(types) != layers:
         config.fail("layer_types", f"{len(types)} values", f"{layers} values, one per layer")
     for kind in types:
-        if kind not in ("full_attention", other):
-            config.fail("layer_types", kind, f"full_attention or {other}")
-    return [kind == "full_attention" for kind in types]
+        if kind not in (*attention, other):
+            config.fail("layer_types", kind, f"{', '.join(attention)} or {other}")
+    return [kind != other for kind in types]
 
 
 def plain_rope(config: Fields, default: float) -> float:

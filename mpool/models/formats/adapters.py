@@ -34,8 +34,8 @@ MAX_PATTERNS = 4096
 
 #: Layers that adapters can update, by the names that the C core uses, without the number of the block.
 LAYERS = ("shortconv.in_proj", "shortconv.out_proj",
-          "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_shexp",
-          "ffn_up_shexp", "ffn_down_shexp",
+          "attn_q", "attn_k", "attn_v", "attn_output", "attn_head_gate", "ffn_gate", "ffn_up", "ffn_down",
+          "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
           "attn_qkv", "attn_gate", "ssm_in", "ssm_beta", "ssm_alpha", "ssm_ba", "ssm_out")
 #: Layers of gated delta nets whose value heads GGUF files may have in another order than folders.
 _OF_VALUE_HEADS = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out")

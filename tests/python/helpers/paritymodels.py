@@ -240,6 +240,15 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                       {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "num_dense_layers": 0,
                        "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
                        "routed_scaling_factor": 1.7}),
+    "lfm3": ("Lfm3Config", "Lfm3ForCausalLM",
+             {"head_dim": 20, "sliding_window": 60, "rms_norm_eps": 1e-4, "rope_parameters": {
+                 "full_attention": {"rope_type": "proportional", "rope_theta": 3e4, "partial_rotary_factor": 0.35},
+                 "sliding_attention": {"rope_type": "default", "rope_theta": 2e3}}}),
+    "lfm3_plain": ("Lfm3Config", "Lfm3ForCausalLM",
+                   {"head_dim": 26, "sliding_window": 30, "conv_bias": True, "conv_L_cache": 5,
+                    "use_attention_gate": False, "rope_parameters": {
+                        "full_attention": {"rope_type": "proportional", "rope_theta": 3e4, "factor": 1.7},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 2e3}}}),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM",
                    {"head_dim": 16, "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
                     "moe_shared_expert_intermediate_size": 28, "routed_scaling_factor": 1.7, "mamba_num_heads": 4,
@@ -276,6 +285,8 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
                "qwen35_biased": ["full_attention", "full_attention", "linear_attention"],
                "qwen35moe": ["full_attention", "linear_attention", "full_attention"],
                "lfm2": ["full_attention", "conv", "full_attention"], "lfm2_biased": ["full_attention", "conv", "conv"],
+               "lfm3": ["full_attention", "conv", "sliding_attention"],
+               "lfm3_plain": ["sliding_attention", "full_attention", "conv"],
                "lfm2moe": ["full_attention", "conv", "conv"], "lfm2moe_plain": ["full_attention", "conv", "conv"]}
 
 #: Decoders that GGUF files cannot represent, or usually do not: windows, their layers, or scales are missing there.
@@ -284,7 +295,7 @@ FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_lon
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
                 "lfm2_biased", "qwen35_biased", "lfm2moe_plain", "granitehybrid_dense", "nemotron_h_dense",
-                "olmo2_3_own", "ernie4_5_biased", "seed_oss_biased", "falcon_h1_plain")
+                "olmo2_3_own", "lfm3", "lfm3_plain", "ernie4_5_biased", "seed_oss_biased", "falcon_h1_plain")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.

@@ -7,6 +7,7 @@ stores pairs adjacently. Qwen2 and BERT are unchanged. Run as a script, it write
     python tests/python/helpers/tinygguf.py FOLDER
 """
 
+import functools
 import sys
 import zlib
 from pathlib import Path
@@ -566,22 +567,24 @@ def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:
     return path
 
 
-def models() -> dict[str, Any]:
-    """Return the seeded models whose files the tests compare, by name. Most have two layers."""
+@functools.cache
+def model(name: str) -> Any:
+    """Return the seeded model whose file the tests compare: a family of DECODERS, ``"llama_tied"`` or ``"bert"``. Most
+    have two layers."""
     import paritymodels
 
-    made = {family: paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=157,
-                                         tie=family in paritymodels.TIED)
-            for family in paritymodels.DECODERS if family not in paritymodels.FOLDERS_ONLY}
-    made["llama_tied"] = paritymodels.decoder("llama", 2, vocab=157, tie=True)
-    made["bert"] = paritymodels.bert(2)
-    for name, model in made.items():  # seeded by name, so that a new family does not change the other files
-        paritymodels.randomise(model, zlib.crc32(name.encode()))
-        if getattr(model, "lm_head", None) is not None:
-            model.tie_weights()
+    family = name.removesuffix("_tied")
+    made = paritymodels.bert(2) if name == "bert" else paritymodels.decoder(
+        family, paritymodels.LAYERS.get(name, 2), vocab=157, tie=name != family or name in paritymodels.TIED)
+    paritymodels.randomise(made, zlib.crc32(name.encode()))  # so a new family does not change the other files
+    if getattr(made, "lm_head", None) is not None:
+        made.tie_weights()
     return made
 
 
 if __name__ == "__main__":
-    for called, built in models().items():
-        print(write(Path(sys.argv[1]) / f"{called}.gguf", built))
+    import paritymodels as known
+
+    for called in (*known.DECODERS, "llama_tied", "bert"):
+        if called not in known.FOLDERS_ONLY:
+            print(write(Path(sys.argv[1]) / f"{called}.gguf", model(called)))

@@ -129,9 +129,11 @@ def _decoder(folder: Path, family: str, generation: dict[str, object] | None, co
     torch.manual_seed(11)
     make = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
             "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+            "lfm3": (transformers.Lfm3Config, transformers.Lfm3ForCausalLM),
             "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
             "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM)}[family]
     extra = {"lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+             "lfm3": {"layer_types": ["conv", "sliding_attention"], "sliding_window": 100, "head_dim": 20},
              "qwen3_5": {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16,
                          "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
                          "linear_value_head_dim": 20}}.get(family, {})
@@ -156,6 +158,11 @@ def qwen2(folder: Path, generation: dict[str, object] | None = None, context: in
 def lfm2(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:
     """Save the same model as an LFM2, whose first layer has a state."""
     return _decoder(folder, "lfm2", generation, context)
+
+
+def lfm3(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:
+    """Save an LFM3 of these sizes, whose first layer has a state and whose second layer has a sliding window."""
+    return _decoder(folder, "lfm3", generation, context)
 
 
 def qwen3_5(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:

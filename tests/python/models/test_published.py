@@ -102,6 +102,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                              "rope_scaling": None, "rope_theta": 10000}),
     "LFM2-8B-A1B": ("lfm2moe", {"rope_theta": 20000.0, "rope_parameters": ..., "tie_word_embeddings": ...,
                                 "tie_embedding": True}),
+    "LFM3-1.7B": ("lfm3", {"auto_map": {"AutoConfig": "configuration_lfm3.Lfm3Config"}, "norm_eps": ...,
+                           "rms_norm_eps": 1e-4}),
     "Nemotron-3-Nano": ("nemotron_h", {"layers_block_type": ..., "hybrid_override_pattern": "*ME",
                                        "num_hidden_layers": 3, "time_step_limit": [0.0, float("inf")],
                                        "rms_norm_eps": 1e-05, "rope_parameters": ..., "rope_theta": 10000,

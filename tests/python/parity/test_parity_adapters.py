@@ -79,6 +79,7 @@ def test_targets(tmp_path: Path, targets: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("family", "targets"), [
     ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
     ("lfm2", ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "w1", "w2", "w3")),
+    ("lfm3", ("in_proj", "q_proj", "g_proj", "o_proj", "w1")),
     ("qwen35", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "up_proj")),
     ("qwen3next", ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj")),
     ("granitehybrid", ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear"))])

@@ -53,6 +53,7 @@ CASES = [("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_bia
          ("olmo2", False), ("cohere2_biased", False), ("lfm2", False), ("qwen2moe_dense", False),
          ("granitemoe_shared", False), ("glm4", False), ("ernie4_5_biased", False), ("exaone4", False),
          ("seed_oss", False), ("qwen3next", False), ("qwen35", False), ("qwen35moe", False), ("lfm2moe", False),
+         ("lfm3", False),
          ("granitehybrid_dense", False)]
 #: Largest errors of models with norms of keys, and of those with biases.
 NORMS, BIASES = 0.015, 0.035

@@ -35,6 +35,8 @@ FAR = 20
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
 #: Decoders whose layers with a window have a base of their own in folders, and not in GGUF files.
 _ONE_BASE = ("olmo2_3",)
+#: Decoders whose classes in transformers read ``rope_parameters`` only.
+_NEVER_OLD = ("lfm3_plain",)
 #: Values of ``model_type`` of decoders without RoPE.
 _WITHOUT_ROPE = ("nemotron_h",)
 
@@ -116,12 +118,12 @@ def _write_old(folder: Path) -> None:
 # ---- decoders ------------------------------------------------------------------------------------------------------
 
 def _decoders() -> dict[str, str]:
-    """Return ``model_type`` -> its first model in DECODERS; of Gemma 3, the one whose first layers are of both
-    kinds."""
+    """Return ``model_type`` -> its first model in DECODERS; of Gemma 3 and LFM3, the one whose first layers have both
+    kinds of attention."""
     found: dict[str, str] = {}
     for name, (config, _, _) in DECODERS.items():
         found.setdefault(paritymodels.find_class(config).model_type, name)
-    return {**found, "gemma3_text": "gemma3_types"}
+    return {**found, "gemma3_text": "gemma3_types", "lfm3": "lfm3_plain"}
 
 
 OF_TYPE = _decoders()
@@ -137,7 +139,7 @@ def test_decoder(tmp_path: Path, family: str) -> None:
     changed = _changed(model, CHANGES)
     got = {}
     with mpool.Pool() as pool:
-        for form in ("folder", "old folder"):
+        for form in ("folder", *([] if family in _NEVER_OLD else ["old folder"])):
             place = tmp_path / form
             changed.save_pretrained(place)
             write_tokenizer(place, 96)
@@ -161,13 +163,14 @@ SCALED: list[tuple[str, dict[str, Any]]] = [
                "attention_factor": 1.4, "original_max_position_embeddings": 100}),
     ("llama", {"rope_type": "yarn", "rope_theta": 777.0, "factor": 5.0, "mscale": 3.0, "mscale_all_dim": 0.5,
                "original_max_position_embeddings": 100}),
+    ("llama", {"rope_type": "proportional", "rope_theta": 777.0, "factor": 5.0, "partial_rotary_factor": 0.45}),
     ("phi3", {"rope_type": "longrope", "rope_theta": 777.0, "partial_rotary_factor": 0.75, "attention_factor": 1.4,
               "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.6], "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0],
               "original_max_position_embeddings": 100})]
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("family, rope", SCALED, ids=["yarn", "yarn_mscale", "longrope"])
+@pytest.mark.parametrize("family, rope", SCALED, ids=["yarn", "yarn_mscale", "proportional", "longrope"])
 def test_scaled_rope(tmp_path: Path, family: str, rope: dict[str, Any]) -> None:
     """Each number has an effect, and mpool reads all of them, also from the keys of older files."""
     def compute(settings: dict[str, Any]) -> np.ndarray:
@@ -182,7 +185,8 @@ def test_scaled_rope(tmp_path: Path, family: str, rope: dict[str, Any]) -> None:
     tokens = np.random.default_rng(6).integers(2, 96, 60)
     expected = compute(rope)
     scale = float(np.abs(expected).max())
-    for key in ("beta_fast", "beta_slow", "attention_factor", "mscale"):
+    for key in ("beta_fast", "beta_slow", "attention_factor", "mscale", *(
+            ("factor", "partial_rotary_factor") if rope["rope_type"] == "proportional" else ())):
         if key in rope:
             other = compute({name: value for name, value in rope.items() if name != key})
             assert np.abs(other - expected).max() > FAR * TOLERANCE * scale, f"{key} has too little effect"

@@ -23,7 +23,7 @@ import tinymodels
 import toolmodels
 
 #: Seeded checkpoints with a state.
-MODELS = ["lfm2", "qwen3_5"]
+MODELS = ["lfm3", "qwen3_5"]
 #: Requests of each thread of a storm.
 ROUNDS = os.environ.get("MPOOL_STORM") or "150"
 EDITS = (11, 22, 33, 44, 55)
