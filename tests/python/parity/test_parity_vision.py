@@ -3,6 +3,7 @@ image encoder after every layer and the projector, the decoder after every layer
 
 import copy
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +82,20 @@ def test_every_layer_of_the_decoder(family, tmp_path: Path, layers: int) -> None
     assert relative(run(pool, made, prompt_logits=True).prompt_logits(), states) <= TOLERANCE
 
 
-def test_rows_of_an_image_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row sees the later rows of its image, and none before its window, which is shorter than an image."""
+def _with_mask(forward: Any, mask: Any, states: Any, **options: Any) -> Any:
+    return forward(states, **{**options, "attention_mask": mask})
+
+
+@pytest.mark.parametrize("layers", [[1, 1], [1, 0]], ids=["all", "first"])
+def test_rows_of_an_image_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: list[int]) -> None:
+    """A row sees the later rows of its image, in some layers, and none before its window, which is shorter than an
+    image."""
     window, images = 11, random_images(CASES["three"])
     read = vision_folder.READERS["llava"]
 
     def with_spans(config: Any) -> Any:
         found = read(config)
-        return dataclasses.replace(found, kv={**found.kv, "mpool.image_spans": 1})
+        return dataclasses.replace(found, kv={**found.kv, "mpool.image_spans": layers})
 
     monkeypatch.setitem(vision_folder.READERS, "llava", with_spans)
     model = visionmodels.randomised("llava_siglip", LAYERS, ENCODER_LAYERS)
@@ -98,14 +105,18 @@ def test_rows_of_an_image_see_each_other(tmp_path: Path, monkeypatch: pytest.Mon
         made = request(pool, folder, images)
         got = run(pool, made, prompt_logits=True).prompt_logits()
     at = np.arange(len(made.prompt))
-    sees = at <= at[:, None]
+    near = at > at[:, None] - window
+    causal = at <= at[:, None]
+    sees = causal.copy()
     for start, rows, _ in made.images.runs.reshape(-1, 3):
         sees[start:start + rows, start:start + rows] = True
-    sees &= at > at[:, None] - window
-    mask = torch.zeros(1, 1, *sees.shape).masked_fill(~torch.from_numpy(sees), -torch.inf)
+    masks = [torch.zeros(1, 1, *seen.shape).masked_fill(~torch.from_numpy(seen & near), -torch.inf)
+             for seen in (causal, sees)]
+    for layer, spans in zip(model.model.language_model.layers, layers):
+        layer.forward = functools.partial(_with_mask, layer.forward, masks[spans])
     given = visionmodels.inputs(model, made.prompt.tolist(), images)
     with torch.no_grad():
-        wanted = model(**given, attention_mask=mask).logits[0].numpy()
+        wanted = model(**given).logits[0].numpy()
     assert relative(got, wanted) <= TOLERANCE
 
 
