@@ -1,8 +1,9 @@
 """Qwen3-Next, Qwen3.5, 3.6 and 3.8: gated delta nets in most layers (arXiv:2412.06464), gated attention in the others.
 
 Queries have a gate after each head. Norms multiply by 1 + weight, except those of the delta nets. Some models have
-experts with a shared expert in each layer. Vision models load their language model: its positions are those of texts,
-so the three positions of M-RoPE are equal.
+experts with a shared expert in each layer. Folders of vision models that have no image processor, or quantised weights,
+load their language model: its positions are those of texts, so the three positions of M-RoPE are equal.
+:mod:`mpool.models.formats.vision_folder` reads the others.
 """
 
 from __future__ import annotations

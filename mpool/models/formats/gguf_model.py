@@ -47,6 +47,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (0.0,), "use_parallel_residual": (False,), "rope.scale_linear": (1.0,),
     "expert_weights_scale": (0.0, 1.0), "expert_gating_func": (0, 1, 3),
     "rope.scaling.attn_factor": (1.0,), "rope.scaling.yarn_log_multiplier": (0.0,), "interleave_moe_layer_step": (),
+    "moe_latent_size": (0,),
 }
 
 #: Keys that some converters write as a list with one value per layer.

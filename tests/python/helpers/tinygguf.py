@@ -34,7 +34,7 @@ def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | 
     Args:
         image: placeholder token of images.
     """
-    name = "<|image_pad|>" if arch == "qwen2vl" else "<image>"
+    name = "<|image_pad|>" if arch.startswith("qwen") else "<image>"
     if arch == "bert":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         tokens = special + [f"\u2581w{i}" for i in range(len(special), size)]
@@ -107,7 +107,9 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2", "olmo2", "exaone4") \
             and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
+    usual = [bool((i + 1) % 6) for i in range(config.num_hidden_layers)]  # the period of Gemma 3
+    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None) or arch == "gemma3" and \
+            [kind == "sliding_attention" for kind in config.layer_types] != usual:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if arch == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
@@ -163,6 +165,8 @@ def _write_mamba(writer: Any, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
+        if config.moe_latent_size:
+            writer.add_moe_latent_size(config.moe_latent_size)
 
 
 def _multiplied(name: str, data: np.ndarray, config: Any) -> np.ndarray:
@@ -307,7 +311,7 @@ def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
 
 
 def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
-          experts: Any = None, halves: bool = True, image: int | None = None,
+          experts: Any = None, halves: bool = True, image: int | None = None, vision: str | None = None,
           sections: list[int] | None = None, drafts: int = 0) -> Path:
     """Write a causal language model or BertModel of transformers as a GGUF file.
 
@@ -317,7 +321,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         experts: type of the experts' matrices; None: F32.
         halves: store the two halves of DeepSeek's kv_b as separate tensors, as files do since 2025.
         image: placeholder token of images.
-        sections: number of rotary pairs of a head for each of three positions; makes Qwen2 the decoder of Qwen2.5-VL.
+        vision: architecture of the file, if the model is the decoder of a vision model.
+        sections: number of rotary pairs of a head for each of three positions.
         drafts: number of layers at the end that become layers for drafts (multi-token prediction), with all experts'
             gate and up projections in one tensor per layer.
 
@@ -331,9 +336,9 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
             "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe",
             "falcon_h1": "falcon-h1"}.get(config.model_type, config.model_type)
-    arch = arch if sections is None else "qwen2vl"
+    arch = vision or arch
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid", "granitemoe",
-                                                           "mistral3")
+                                                           "mistral3", "nemotron_h_moe")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)

@@ -4,6 +4,7 @@ image encoder after every layer and the projector, the decoder after every layer
 import copy
 import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,10 @@ def _with_mask(forward: Any, mask: Any, states: Any, **options: Any) -> Any:
     return forward(states, **{**options, "attention_mask": mask})
 
 
-@pytest.mark.parametrize("layers", [[1, 1], [1, 0]], ids=["all", "first"])
-def test_rows_of_an_image_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: list[int]) -> None:
-    """A row sees the later rows of its image, in some layers, and none before its window, which is shorter than an
+def test_rows_of_an_image_see_each_other_in_some_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Gemma 4: a row sees the later rows of its image in the first layer only. The window is shorter than an
     image."""
-    window, images = 11, random_images(CASES["three"])
+    window, layers, images = 11, [1, 0], random_images(CASES["three"])
     read = vision_folder.READERS["llava"]
 
     def with_spans(config: Any) -> Any:
@@ -139,8 +139,9 @@ def test_preprocessing_matches_transformers(family, size: tuple[int, int]) -> No
 
 
 def test_bfloat16_is_near(family) -> None:
-    """No row is further from float32 than the furthest row of transformers in bfloat16."""
-    _, model, folder, pool = family
+    """No row is further from float32 than the furthest row of transformers in bfloat16; but rounding may send a row to
+    other experts."""
+    name, model, folder, pool = family
     images = random_images(CASES["one"])
     made = vision_request(pool, images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
     got = run(pool, made, prompt_logits=True).prompt_logits()
@@ -151,7 +152,19 @@ def test_bfloat16_is_near(family) -> None:
         given["pixel_values"] = given["pixel_values"].to(torch.bfloat16)
         theirs = deviations(rounded(**given).logits[0].float().numpy(), exact)
     ours = deviations(got, exact)
-    assert ours.max() <= theirs.max() and ours.mean() <= 0.8 * theirs.mean()
+    assert "experts" in FAMILIES[name] or ours.max() <= theirs.max()
+    assert ours.mean() <= 0.8 * theirs.mean()
+
+
+def test_experts_of_qwen3_vl_as_transformers_saves_them(tmp_path: Path) -> None:
+    """Published folders have them transposed, as those of the tests above."""
+    model = visionmodels.randomised("qwen3_vl_moe")
+    visionmodels.transpose_experts(visionmodels.save(model, "qwen3_vl_moe", tmp_path))
+    images = random_images(CASES["one"])
+    with mpool.Pool() as pool:
+        made = request(pool, tmp_path, images)
+        got = run(pool, made, prompt_logits=True).prompt_logits()
+    assert relative(got, reference(model, made, images)[1]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", [(30, 64), (96, 96), (50, 33), (90, 10)])
@@ -171,4 +184,29 @@ def test_prompt_around_image_tiles(tmp_path: Path, name: str, size: tuple[int, i
         fake_token_around_image="<fake_token_around_image>", image_token="<image>", global_image_token="<global-img>")
     text = f"user : {expanded} {visionmodels.text(3, 4)} assistant : "
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("size, crops", [((40, 40), 0), ((30, 90), 3)])
+def test_prompt_around_images_of_gemma(tmp_path: Path, size: tuple[int, int], crops: int) -> None:
+    """The text around an image equals that of transformers' processor, which encodes it together with the text before
+    and after: line feeds become one token."""
+    from tokenizers import Tokenizer
+
+    folder = visionmodels.save(visionmodels.make("gemma3", 1, 1), "gemma3", tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    for count, word in enumerate(("w7", "w8", "w9"), start=1):
+        data["model"]["vocab"]["\n" * count] = number = data["model"]["vocab"].pop(word)
+        data["added_tokens"].append({"id": number, "content": "\n" * count, "special": False, **dict.fromkeys(
+            ("single_word", "lstrip", "rstrip", "normalized"), False)})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    path = folder / "chat_template.json"
+    path.write_text(path.read_text().replace("<start_of_image> ", "\\n<start_of_image>"))
+    with mpool.Pool() as pool:
+        made = request(pool, folder, random_images([size]), 4)
+    shown = f"\n\n<start_of_image>{'<image>' * 9}<end_of_image>\n\n"
+    text = shown if not crops else (f"Here is the original image {shown} and here are some crops to help you see "
+                                    "better " + " ".join([shown] * crops))
+    text = f"user : \n{text}{visionmodels.text(3, 4)} assistant : "
     assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
