@@ -390,7 +390,8 @@ def sees(folder: Folder, config: Fields) -> bool:
     """Return True if the folder is a vision model that :func:`describe_vision` reads."""
     kind = config.get("model_type")
     processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
-    return kind in READERS and (kind not in _OPTIONAL or processor and config.get("quantization_config") is None)
+    return isinstance(kind, str) and kind in READERS and (
+        kind not in _OPTIONAL or processor and config.get("quantization_config") is None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
