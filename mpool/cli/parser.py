@@ -251,8 +251,8 @@ def _generate_image(command: argparse.ArgumentParser) -> None:
 
 
 def _quantize(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", metavar="IN", help="a .gguf file, a folder of Llama, Mistral, Qwen2, Qwen3, "
-                         "DeepSeek, Kimi K2, SmolLM3, Granite, Phi-3, Gemma or OLMo 2, or a reference to such a model")
+    command.add_argument("model", metavar="IN", help="a .gguf file, the folder of a language model (of most "
+                         "families; the error for the others lists them), or a reference to such a model")
     command.add_argument("output", metavar="OUT", help="path of the .gguf file to write")
     command.add_argument("--type", required=True, choices=QUANTIZED, help="type of the weights; Q4_K_M, Q4_K_S and "
                          "Q5_K_M store the most sensitive weights in a more precise type")

@@ -17,13 +17,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .json_extent import JsonExtent
 
-#: Variables of chat templates that turn thinking on and off (Qwen3 and SmolLM3; DeepSeek V3.1 and Granite).
-SWITCHES = ("enable_thinking", "thinking")
+#: Variables of chat templates that turn thinking off and on -> their values for both (Qwen3, GLM, Nemotron 3 and
+#: others; DeepSeek V3.1 and Granite; Command A; Seed-OSS).
+SWITCHES: Mapping[str, tuple[Any, Any]] = {
+    "enable_thinking": (False, True), "thinking": (False, True), "reasoning": (False, True), "thinking_budget": (0, -1)}
+#: Words of the system message that turn thinking off and on in templates without such a variable (Nemotron Nano 2).
+WORDS = ("/no_think", "/think")
 #: Markers before and after the reasoning. The first pair of which the chat template contains a marker is the model's.
 THINK_MARKERS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
                  ("<reasoning>", "</reasoning>"), ("<thought>", "</thought>"),
@@ -67,6 +71,17 @@ def of_template(source: str, prompt: str, calls: bool = False) -> type[Splitter]
         if any(marker in source for marker in markers):
             return think_splitter(markers, prompt.rstrip().endswith(markers[0]), _RESPONSE_TAGS[0] in source)
     return None
+
+
+def switches(source: str, variables: Collection[str]) -> tuple[str, ...]:
+    """Return the options with which a caller turns thinking on and off.
+
+    Args:
+        source: the chat template.
+        variables: names of the variables that it reads.
+    """
+    found = tuple(name for name in SWITCHES if name in variables)
+    return found or ("enable_thinking",) * (WORDS[False] in source)
 
 
 def is_off(splitter: type[Splitter], prompt: str, variables: Mapping[str, Any]) -> bool:

@@ -35,6 +35,8 @@ _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"
                        "caller", "varargs", "kwargs"))
 
 _NON_WORD = re.compile(r"\W")
+#: Where a template reads the reasoning of a message as a part of its content (Ministral 3, Magistral).
+_THINKING_PART = re.compile(r"""\btype\b['"\]]*\s*==\s*['"]thinking['"]""")
 
 #: Status of a rendering that exceeded a limit -> the unit of the limit, and its setting in ``limits``.
 _LIMITS = {"time": ("s of CPU time", "max_template_seconds"), "memory": ("of memory", "max_template_memory"),
@@ -53,6 +55,35 @@ class ChatPrompt(NamedTuple):
 
     ids: np.ndarray
     text: str
+
+
+class ImageTexts(NamedTuple):
+    """The texts that replace the images of a conversation in its prompt.
+
+    Attributes:
+        mark: text that stands for each image in the rendered conversation.
+        texts: text that replaces each of them, with the image tokens of the model.
+        char: a character in ``texts`` whose id is -1, whatever the vocabulary contains; None: there is none.
+    """
+
+    mark: str
+    texts: Sequence[str]
+    char: str | None
+
+    def replaced(self, text: str) -> str:
+        """Return the text with all images replaced.
+
+        Raises:
+            InvalidArgument: the text has another number of images.
+        """
+        parts = text.split(self.mark)
+        if len(parts) != len(self.texts) + 1:
+            raise InvalidArgument(f"the number of images must equal the number of image tokens in the prompt, got "
+                                  f"{len(self.texts)} images and {len(parts) - 1} tokens", param="images",
+                                  got=f"{len(self.texts)} images", allowed=f"{len(parts) - 1} images",
+                                  hint="The model's chat template writes the image tokens"
+                                  if self.texts else "Pass the images, or remove the image tokens from the prompt")
+        return parts[0] + "".join(image + part for image, part in zip(self.texts, parts[1:]))
 
 
 class ChatTemplate:
@@ -137,7 +168,7 @@ class ChatTemplate:
     def prompt(self, /, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *,
                tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
-               continue_final_message: bool = False, placeholder: tuple[str, str | None] | None = None,
+               continue_final_message: bool = False, images: ImageTexts | None = None,
                merge_turns: bool = False, deadline: float | None = None,
                check_length: Callable[[int], object] | None = None, **variables: Any) -> ChatPrompt:
         """Render a conversation and encode it.
@@ -150,9 +181,9 @@ class ChatTemplate:
         Args:
             tokenizer: the model's tokenizer.
             add_generation_prompt: as in :meth:`render`; None: on unless the last message is continued.
-            placeholder: a character in the messages, and the text of the control token that replaces it. If the text
-                is None, the character's id is -1, whatever the vocabulary contains.
-            merge_turns: join consecutive messages of one role if the template rejects the conversation.
+            images: what replaces the images of the conversation; None: it has none.
+            merge_turns: if the template rejects the conversation, join consecutive messages of one role, and give
+                the user those of the system after the first, or all of them.
             check_length: function that is called with a number of tokens that the prompt has at least, before it is
                 encoded. It raises an error if these are too many.
         """
@@ -166,11 +197,9 @@ class ChatTemplate:
         text = self._render(data, add_generation_prompt, continue_final_message, deadline, merge_turns)
         if check_length is not None:
             check_length(tokenizer.least_tokens(text, True))
-        char = None
-        if placeholder is not None and placeholder[1] is not None:
-            text = text.replace(placeholder[0], placeholder[1])
-        elif placeholder is not None:
-            char = placeholder[0]
+        if images is not None:
+            text = images.replaced(text)
+        char = None if images is None else images.char
         if mark is None:
             return ChatPrompt(tokenizer.encode_marked(text, None, char), text)
         text = text.replace(f"\\u{ord(mark):04x}", mark)  # tojson(ensure_ascii=true) escapes the mark
@@ -192,12 +221,14 @@ class ChatTemplate:
 
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool,
                 deadline: float | None, merge_turns: bool = False) -> str:
+        if "reasoning_content" not in self.source and _THINKING_PART.search(self.source) is not None:
+            data["messages"] = list(map(_with_thinking_part, data["messages"]))
         if continue_final_message:
             final = _open_last(data["messages"][-1], add_generation_prompt)
         variables = {**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)}
-        merged = turns.merged(data["messages"]) if merge_turns else []
-        text = self._run("render", variables, deadline, {**variables, "messages": merged} if 0 < len(merged) < len(
-            data["messages"]) else None)
+        others = [turns.merged(data["messages"], system) for system in (True, False)] if merge_turns else []
+        text = self._run("render", variables, deadline, [{**variables, "messages": merged} for merged in others
+                                                         if merged != data["messages"]])
         if not continue_final_message:
             return text
         at = text.rfind(_CONTINUE.strip())
@@ -220,12 +251,14 @@ class ChatTemplate:
         return rendering.renderers().exceeded(self._text)
 
     def _run(self, kind: str, variables: dict[str, Any] | None = None, deadline: float | None = None,
-             others: dict[str, Any] | None = None) -> str:
-        """Return the text of a renderer's result, or raise its error. ``others``: variables for a second try, if the
+             others: Sequence[dict[str, Any]] = ()) -> str:
+        """Return the text of a renderer's result, or raise its error. ``others``: variables for further tries, if the
         template rejects the conversation."""
         result = rendering.renderers().run(self._text, kind, variables, deadline)
-        if result.status == "rejected" and others is not None:
-            second = rendering.renderers().run(self._text, kind, others, deadline)
+        for changed in others:
+            if result.status != "rejected":
+                break
+            second = rendering.renderers().run(self._text, kind, changed, deadline)
             result = result if second.status == "rejected" else second
         if result.status == "text":
             return result.text
@@ -378,9 +411,21 @@ def _dicts(values: list[Any], name: str) -> list[Any]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Copy a message's reasoning to every key under which templates read it."""
+    """Copy a message's reasoning to every key under which templates read it. ``tool_plan`` is that of Command R7B."""
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if reasoning is None:
+        return message
+    plan = {"tool_plan": reasoning} if message.get("tool_calls") else {}
+    return {"thinking": reasoning, **plan, **message, "reasoning_content": reasoning}
+
+
+def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose content has its reasoning, too."""
+    thoughts, content = message.get("reasoning_content"), message.get("content")
+    if message["role"] != "assistant" or not isinstance(thoughts, str) or not thoughts:
+        return message
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    return {**message, "content": [{"type": "thinking", "thinking": thoughts}, *parts]}
 
 
 def _open_last(message: dict[str, Any], add_generation_prompt: Any) -> str:

@@ -37,10 +37,9 @@ from .tool_values import properties_of, value_of
 
 _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
-#: Start of an argument in tags.
-_PARAMETER = re.compile(r"\n<parameter=([^<>\n]{1,256})>")
 _NAME = r"[^\s<>\[\]{}\"'`]{1,128}"
-_HEAD = re.compile(rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({_NAME})"\s*,\s*'
+_HEAD = re.compile(rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*|"tool_call_id"\s*:\s*"\d+"\s*,\s*)?'
+                   rf'"(?:tool_)?name"\s*:\s*"({_NAME})"\s*,\s*'
                    r'"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _PLAIN = re.compile(rf"\s*(?P<name>{_NAME})\s*(\[CALL_ID\]\s*(?P<id>\w{{1,64}})\s*)?")
 _NUMBERED = re.compile(rf"\s*(?P<id>(?P<name>{_NAME}?):\d{{1,6}})\s*")
@@ -386,7 +385,7 @@ class ToolCallParser:
             inner = found.get("function")  # an object of OpenAI's API
             if isinstance(inner, dict) and "arguments" in inner:
                 found = inner
-            name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
+            name, arguments = found.get("name", found.get("tool_name")), found.get("arguments", found.get("parameters"))
             return self._add_whole(name, None, arguments, end)
         name, id, at = self._named(at)
         if format.body == "xml":
@@ -407,7 +406,7 @@ class ToolCallParser:
     def _named(self, at: int) -> tuple[str, str | None, int]:
         """Return the function's name, the call's id if there is one, and the index of the arguments."""
         format = self._format
-        stop = {"xml": ">", "python": "("}.get(format.body, "{")
+        stop = {"xml": format.middle.strip() or "<", "python": "("}.get(format.body, "{")
         end = self._text.find(stop, at, at + _LONGEST)
         if end < 0:
             if len(self._text) >= at + _LONGEST:
@@ -418,7 +417,7 @@ class ToolCallParser:
         if found is None:
             raise _Mismatch
         id = found["id"]
-        return found["name"], f"functions.{id}" if format.numbered else id, end + (stop != "{")
+        return found["name"], f"functions.{id}" if format.numbered else id, end + (stop in (">", "("))
 
     def _end(self, at: int, kind: type[JsonExtent | python_calls.ArgumentsExtent] = JsonExtent) -> int:
         if self._extent is None:
@@ -436,42 +435,52 @@ class ToolCallParser:
         return found if isinstance(found, dict) else {}
 
     def _tagged(self, name: str, at: int) -> tuple[dict[str, Any], int]:
-        """Parse arguments in tags. Returns them and the index of ``</function>``. A value may contain any text except
-        the tag that ends it. Without a grammar, the start of another argument of the function ends it too."""
+        """Parse arguments in tags. Returns them and the index of the tag that ends the call. A value may contain any
+        text, also the tag that ends it, unless another argument or the end of the call follows. Without a grammar, the
+        start of another argument of the function ends it too."""
         schema = self._functions.get(name, {})
         properties = properties_of(schema)
-        close = "\n</parameter>\n" if self._constrained else "</parameter>"
+        before, middle, after = self._format.tags
+        ends, ending = tuple(self._close.split()), middle.split()[0].partition(">")[0] + ">"
+        close = after if self._constrained else after.strip()
         found: dict[str, Any] = {}
         while True:
             at = _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
-            if self._text.startswith("</function>", at):
+            if self._text.startswith(ends, at):
                 return found, at
-            tag = "<parameter="
-            if not self._text.startswith(tag, at):
-                if any(word.startswith(self._text[at:at + len(tag)]) for word in (tag, "</function>")):
-                    raise _NeedMoreText
-                raise _Mismatch
-            at += len(tag)
-            start = self._text.find(">", at, at + _LONGEST) + 1
-            if not start:
+            if any(word.startswith(self._text[at:at + _LONGEST]) for word in ends):
+                raise _NeedMoreText
+            at = self._expect(at, before)
+            end = self._text.find(ending, at, at + _LONGEST)
+            if end < 0:
                 if len(self._text) < at + _LONGEST:
                     raise _NeedMoreText
                 raise _Mismatch
-            key = self._text[at:start - 1]
-            start += self._text.startswith("\n", start)
-            end = self._text.find(close, max(start, self._scanned - len(close)) if self._value == start else start)
-            if end < 0:
-                self._value, self._scanned = start, len(self._text)
-                raise _NeedMoreText
+            key, start = self._text[at:end].strip(), self._expect(end, middle.replace("><", "> <"))
+            start += middle.endswith("\n") and self._text.startswith("\n", start)
+            end = self._value_end(start, close, (before, *ends))
             value, at = self._text[start:end], end + len(close)
             if not self._constrained:
-                for another in _PARAMETER.finditer(value):  # the model left out the tag that ends the value
+                for another in _start_of_argument(self._format).finditer(value):  # the model left out the tag after it
                     if another[1] != key and another[1] not in found and another[1] in schema.get("properties", ()):
                         value, at = value[:another.start()], start + another.start()
                         break
-                value = value.removesuffix("\n")
-            found[key] = value_of(value, properties.schema(key), schema, _strict_json,
-                                      self._constrained)
+                value = value.removesuffix("\n" * after.startswith("\n"))
+            found[key] = value_of(value, properties.schema(key), schema, _strict_json, self._constrained)
+
+    def _value_end(self, start: int, close: str, follows: tuple[str, ...]) -> int:
+        """Return the index of the tag that ends a value: one of ``follows`` is behind it. Scans a growing text once."""
+        at = self._scanned if self._value == start else start
+        while True:
+            end = self._text.find(close, at)
+            after = len(self._text) if end < 0 else \
+                _SPACE.match(self._text, end + len(close)).end()  # type: ignore[union-attr]
+            if end >= 0 and self._text.startswith(follows, after):
+                return end
+            if any(word.startswith(self._text[after:after + _LONGEST]) for word in follows):
+                self._value, self._scanned = start, max(start, len(self._text) - len(close) + 1) if end < 0 else end
+                raise _NeedMoreText
+            at = end + 1
 
     def _add_whole(self, name: Any, id: str | None, arguments: Any, end: int) -> bool:
         """Add a complete call."""
@@ -534,6 +543,14 @@ class ToolCallParser:
         if not at and self._format.body == "json" and self._text.lstrip().startswith("{"):
             return self._to(self._again)
         return self._to(self._reading, at)
+
+
+@functools.lru_cache(maxsize=16)
+def _start_of_argument(format: ToolFormat) -> re.Pattern[str]:
+    """Return a regular expression for the start of an argument in tags, after a value that no tag ends."""
+    before, middle, after = format.tags
+    start, end = map(re.escape, (before, middle.strip()))
+    return re.compile("\n" * after.startswith("\n") + start + r"([^<>\n]{1,256})" + end)
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,7 +5,10 @@ template. It states the text around a call once for its three users: the grammar
 
 Sources:
     Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4: the templates; https://github.com/NousResearch/Hermes-Function-Calling
-    Qwen3-Coder: its template. LFM3: the ``response_template`` of its tokenizer's configuration.
+    Qwen3-Coder, Qwen3.5 and later, Nemotron 3: the templates.
+    LFM3: the ``response_template`` of its tokenizer's configuration.
+    Seed-OSS, GLM-4.5 to 4.7, Nemotron Nano 2: the templates.
+    Command R7B and A: the templates; https://docs.cohere.com/docs/command-r7b-hf
     Llama 3: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
     Mistral: https://docs.mistral.ai/capabilities/function_calling, and mistral-common's tokenizers, versions 3 and 11.
     Phi-4-mini, Granite 3, DeepSeek V3, R1 and V3.1, Kimi K2: the model cards and templates.
@@ -48,17 +51,20 @@ class ToolFormat:
 
     Attributes:
         name: name of the format, for messages and tests.
-        body: content of a call. ``"json"``: an object with the keys ``name`` and ``key``; ``"marked"``: the function's
-            name, ``middle``, and an object with the arguments; ``"xml"``: the function's name, then each argument in
-            tags. ``"python"``: a call in Python's syntax with named arguments (:mod:`mpool.conversation.python_calls`).
+        body: content of a call. ``"json"``: ``head``, the function's name as JSON, the key ``key`` and an object with
+            the arguments; ``"marked"``: the function's name, ``middle``, and an object with the arguments; ``"xml"``:
+            the function's name, ``middle``, then each argument in tags. ``"python"``: a call in Python's syntax with
+            named arguments (:mod:`mpool.conversation.python_calls`).
         open, close: text before and after each call.
         namespace: text before each function's name, which models may leave out.
         section, end: text before the first and after the last call. If ``listed``, ``[`` and ``]`` enclose the calls
             between them.
         between: text between two calls.
         listed: True if the calls are a JSON list.
+        head: start of a call object, up to the function's name.
         key: key of the arguments in a call object.
         middle: text between a function's name and its arguments.
+        tags: texts before the name of an argument, between it and the value, and after the value.
         numbered: True if a function's name is followed by ``:`` and a number; both together are the call's id.
         markerless: True if calls have no marker. A completion that begins with a call object is then a call.
         marker_optional: True if calls may lack the marker, because models with little training on the format
@@ -77,8 +83,10 @@ class ToolFormat:
     end: str = ""
     between: str = ""
     listed: bool = False
+    head: str = '{"name": '
     key: str = "arguments"
     middle: str = ""
+    tags: tuple[str, str, str] = ("<parameter=", ">\n", "\n</parameter>\n")
     numbered: bool = False
     markerless: bool = False
     marker_optional: bool = False
@@ -111,10 +119,10 @@ class ToolFormat:
     def around_arguments(self, name: str) -> tuple[str, str]:
         """Return the text before and after the arguments of a call, between ``open`` and ``close``."""
         if self.body == "json":
-            return f'{{"name": {json.dumps(name)}, "{self.key}": ', "}"
+            return f'{self.head}{json.dumps(name)}, "{self.key}": ', "}"
         if self.body == "python":
             return f"{name}(", ")"
-        return self.namespace + name + ":0" * self.numbered + (">\n" if self.body == "xml" else self.middle), ""
+        return self.namespace + name + ":0" * self.numbered + self.middle, ""
 
     def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Return the text of calls (function name, arguments) as a model writes them."""
@@ -122,7 +130,8 @@ class ToolFormat:
         for name, arguments in calls:
             before, after = self.around_arguments(name)
             if self.body == "xml":
-                inside = "".join(f"<parameter={key}>\n{_tag_value(value)}\n</parameter>\n"
+                before_key, before_value, after_value = self.tags
+                inside = "".join(before_key + key + before_value + _tag_value(value) + after_value
                                  for key, value in arguments.items())
             else:
                 inside = python_calls.write(arguments) if self.body == "python" else \
@@ -138,7 +147,16 @@ def _tag_value(value: Any) -> str:
 HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n", marker_optional=True,
                     openings=("<tools>",))
 QWEN3_CODER = ToolFormat("qwen3_coder", "xml", "<tool_call>\n<function=", "</function>\n</tool_call>", between="\n",
-                         openings=("<function=",))
+                         middle=">\n", openings=("<function=",))
+SEED_OSS = ToolFormat("seed_oss", "xml", "<seed:tool_call>\n<function=", "</function>\n</seed:tool_call>", between="\n",
+                      middle=">\n", tags=("<parameter=", ">", "</parameter>\n"), openings=("<function=",))
+GLM4_5 = ToolFormat("glm4_5", "xml", "<tool_call>", "</tool_call>", between="\n", middle="\n",
+                    tags=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"))
+GLM4_7 = ToolFormat("glm4_7", "xml", "<tool_call>", "</tool_call>",
+                    tags=("<arg_key>", "</arg_key><arg_value>", "</arg_value>"))
+NEMOTRON2 = ToolFormat("nemotron2", "json", section="<TOOLCALL>", end="</TOOLCALL>", listed=True, between=", ")
+COHERE = ToolFormat("cohere", "json", "\n    ", section="<|START_ACTION|>", end="<|END_ACTION|>", listed=True,
+                    between=",", head='{"tool_call_id": "0", "tool_name": ', key="parameters")
 LLAMA3 = ToolFormat("llama3", "json", key="parameters", markerless=True, max_calls=1)
 MISTRAL = ToolFormat("mistral", "json", section="[TOOL_CALLS]", listed=True, between=", ")
 MISTRAL_SPACED = ToolFormat("mistral_spaced", "json", section="[TOOL_CALLS] ", listed=True, between=", ")
@@ -165,8 +183,8 @@ OLMO3 = ToolFormat("olmo3", "python", section="<function_calls>", end="</functio
 HARMONY = ToolFormat("harmony", "marked", reasoning.CALL_HEADER, "<|call|>", middle="<|message|>", max_calls=1)
 
 
-#: Texts of templates with ``<tool_call>`` whose formats are not supported: those of GLM, MiniMax-M3 and Apriel 1.5.
-_OTHER_TOOL_CALLS = ("<arg_key>", "<invoke name=", "<tool_calls>")
+#: Texts of templates with ``<tool_call>`` whose formats are not supported: those of MiniMax-M3 and Apriel 1.5.
+_OTHER_TOOL_CALLS = ("<invoke name=", "<tool_calls>")
 
 
 def of_template(source: str) -> ToolFormat | None:
@@ -183,7 +201,12 @@ def of_template(source: str) -> ToolFormat | None:
         return KIMI_K2
     if MISTRAL.section in source:
         return MISTRAL_MARKED if "[ARGS]" in source else MISTRAL_SPACED if "[TOOL_CALLS] " in source else MISTRAL
+    for one in (SEED_OSS, NEMOTRON2, COHERE):
+        if one.marker in source:
+            return one
     if "<tool_call>" in source:
+        if "<arg_key>" in source:
+            return GLM4_7 if GLM4_7.tags[1] in source else GLM4_5
         if any(other in source for other in _OTHER_TOOL_CALLS):
             return None
         return QWEN3_CODER if "<function=" in source and "<parameter=" in source else HERMES

@@ -265,7 +265,7 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
     for at, function in enumerate(functions):
         before, after = format.around_arguments(function.name)
         if format.body in ("xml", "python"):
-            inside = _tagged(at, function, rules) if format.body == "xml" else _keywords(at, function, rules)
+            inside = _tagged(at, format, function, rules) if format.body == "xml" else _keywords(at, function, rules)
             calls.append(" ".join(filter(None, (_literal(before), inside, after and _literal(after)))))
             names.append(calls[-1])
             continue
@@ -277,10 +277,10 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
             typed = r'\{("type": ?"function", ?)?' + _regex(before[1:])
             head = rf"/(\n{{1,2}}|<\|python_tag\|>)?{typed}/"
         else:
-            head = _literal(before)
+            head = _literal(before) if "0" not in format.head else f"/{_numbered(before)}/"
         calls.append(f"{head} args_{at}" + (f" {_literal(after)}" if after else ""))
-        name = calls[-1] if format.namespace else calls[-1].replace(_literal(before), _literal(
-            before.removeprefix('{"name": "')), 1)
+        name = calls[-1] if format.namespace else calls[-1].replace(head, _literal(
+            before.removeprefix(format.head + '"')), 1)
         names.append(name.replace(_literal(format.namespace)[:-1], '"', 1) if format.namespace else name)
         rules.append(f"args_{at}: %json {json.dumps(_arguments(function))}")
     rules.append("call: " + " | ".join(calls))
@@ -301,15 +301,20 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
 
 def _opening(format: ToolFormat, opening: str) -> str:
     """Return a regular expression for the text from an opening of calls up to the name of the first call."""
-    blank = r"\s{0,3}"
+    blank = r"\s{0,8}"
     found = blank.join(map(_regex, opening.split()))
     if format.section and not opening.endswith(format.open):
         found += blank + _regex(format.open)
     if format.listed and not opening.endswith("["):
         found += blank + r"\["
     if format.body == "json":
-        return found + blank + r'\{' + blank + r'("type": ?"function",\s?)?"name": ?"'
+        return found + blank + r'\{' + blank + r'("type": ?"function",\s?)?' + _numbered(format.head[1:], " ?") + '"'
     return found
+
+
+def _numbered(head: str, space: str = " ") -> str:
+    """Return a regular expression for the start of a call object, with any number in place of 0."""
+    return _regex(head).replace(r'\"0\"', r'\"[0-9]{1,3}\"').replace(" ", space)
 
 
 def _unmarked_calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
@@ -367,9 +372,9 @@ def closed(function: Function) -> dict[str, Any]:
 
 # ---- arguments in tags -----------------------------------------------------------------------------------------------
 
-def _tagged(at: int, function: Function, rules: list[str]) -> str:
+def _tagged(at: int, format: ToolFormat, function: Function, rules: list[str]) -> str:
     """Return the rule for a function's arguments in tags, in the order of the schema; append its rules to ``rules``."""
-    schema, end = function.parameters, "\n</parameter>\n"
+    schema, (before, middle, end) = function.parameters, format.tags
     properties = properties_of(schema)
     found = []
     for number, name in enumerate(properties.schemas):
@@ -382,7 +387,7 @@ def _tagged(at: int, function: Function, rules: list[str]) -> str:
         else:
             rules.append(f"{rule}: %json {_value(function, value)}")
             body = f"{rule} {_literal(end)}"
-        one = f"{_literal(f'<parameter={name}>' + chr(10))} {body}"
+        one = f"{_literal(before + name + middle)} {body}"
         found.append(one if name in properties.required else f"({one})?")
     return " ".join(found)
 

@@ -144,10 +144,12 @@ def _calls(template: ChatTemplate) -> tuple[str, str | None]:
             messages: list[dict[str, Any]] = [
                 {"role": "user", "content": _TEXT}, {"role": "assistant", "content": empty, "tool_calls": [call]},
                 {"role": "tool", "content": _TEXT, "tool_call_id": "abcdefghi", "name": _TOOL}]
-            text = _try_render(template, messages, None) or _try_render(template, messages, [_OTHER])
-            right = any(written in text for written in (f'"{_KEY}"', f"<parameter={_KEY}>", f"({_KEY}="))
-            if right and (_TOOL in text or "abcdefghi" in text) and "None" not in text:
-                return ("dict" if isinstance(arguments, dict) else "text"), empty
+            for tools in (None, [_OTHER]):
+                text = _try_render(template, messages, tools)
+                right = any(written in text for written in (
+                    f'"{_KEY}"', f"<parameter={_KEY}>", f"<arg_key>{_KEY}<", f"({_KEY}="))
+                if right and (_TOOL in text or "abcdefghi" in text) and "None" not in text:
+                    return ("dict" if isinstance(arguments, dict) else "text"), empty
     return "content", ""
 
 

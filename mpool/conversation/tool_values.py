@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from . import python_calls
 from .schema_references import TYPES, target_of
 
 _KINDS = frozenset(TYPES)
@@ -262,8 +263,14 @@ def value_of(text: str, schema: Any, root: Any, loads: Callable[[str], Any], con
     try:
         value = loads(text)
     except (ValueError, RecursionError):
-        word = {"true": True, "false": False}.get(text.strip().lower())  # as Python writes it
-        return text if word is None or "boolean" not in allowed.kinds or allowed.kinds == _KINDS else word
+        word = text.strip()
+        if "string" in allowed.kinds and not (word.lower() in ("true", "false") and allowed.kinds != _KINDS):
+            return text
+        try:  # templates write earlier values as Python does
+            value = python_calls.parse(f"value={word.capitalize() if word.isalpha() else word})")["value"]
+        except ValueError:
+            return text
+        return value if _kinds_of_value(value) & allowed.kinds else text
     if constrained or "string" not in allowed.kinds or isinstance(value, str):
         return value
     if any(type(one) is type(value) and one == value for one in allowed.listed):

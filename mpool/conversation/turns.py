@@ -1,4 +1,5 @@
-"""Joins messages of a conversation, for chat templates that refuse several ones of a role in a row."""
+"""Joins messages of a conversation, for chat templates that refuse several ones of a role in a row (Mistral, Gemma),
+messages of the system after the first (Qwen3.5), or all of them (Gemma 2, Mixtral 8x7B)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 _BETWEEN = "\n\n"
 
 
-def merged(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a conversation in which no two messages in a row have the same role. Results of tools stay apart: each
-    belongs to its own call."""
+def merged(messages: Sequence[dict[str, Any]], system: bool = True) -> list[dict[str, Any]]:
+    """Return a conversation in which no two messages in a row have the same role, and only the first is the system's:
+    later ones become the user's; without ``system``, the first, too. Results of tools stay apart: each belongs to its
+    own call."""
     groups: list[list[dict[str, Any]]] = []
-    for message in messages:
+    for at, message in enumerate(messages):
+        if message.get("role") == "system" and (at or not system):
+            message = {**message, "role": "user"}
         if groups and groups[-1][0].get("role") == message.get("role") != "tool":
             groups[-1].append(message)
         else:

@@ -105,8 +105,8 @@ class ModelSpec:
                 tensors += [replace(entry, name=f"{start}lora_{side}", file=first + entry.file)
                             for side, entry in (("a", update.a), ("b", update.b))]
                 kv[f"{start}scale"] = float(update.scale)
-                if update.heads:
-                    kv[f"{start}heads"] = update.heads
+                kv |= {f"{start}{side}": list(order) for side, order in (("rows", update.rows),
+                                                                        ("columns", update.columns)) if order}
         if ids:
             kv["mpool.adapters"] = ids
         return replace(self, files=tuple(files), tensors=tuple(tensors), kv=kv)
@@ -151,15 +151,16 @@ class LowRank:
         b: the matrix ``(outputs, rank)``; of an embedding, ``(rank, width)``. ``file`` of both is an index of
             ``Adapter.files``.
         scale: factor of the update.
-        heads: not 0: the rows of ``b`` are those of this many heads, whose halves stand one after the other in the file
-            and are interleaved in the model; negative: they are interleaved in the file only.
+        rows, columns: how the rows of ``b`` and the columns of ``a`` are ordered, if the model has them in another
+            order: the fields of ``mp_order`` (``csrc/models/nn/builder.h``).
     """
 
     layer: str
     a: TensorEntry
     b: TensorEntry
     scale: float
-    heads: int = 0
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -370,8 +371,10 @@ class VisionSettings:
         scheme: method of splitting an image into tiles. ``"one"``: one tile, the scaled image. ``"tiles"``: the scaled
             image, and the tiles of the image at one of the sizes of ``grid``. ``"split"``: tiles, each after a text
             that states its position, then the scaled image. ``"any"``: one tile that keeps the aspect ratio.
+            ``"pan"``: the scaled image, then crops of a long image.
         image: preprocessing of a tile.
         image_token_id: id of the placeholder token for one embedding of an image; -1: the vocabulary has none.
+        mark_token_id: id of the token that the chat template writes for an image; None: the placeholder token.
         keep_class: True if the class token of the image encoder is an image embedding, too.
         merge: side length, in patches, of the square that becomes one embedding.
         grid: allowed sizes of the image before it is split, height and width in pixels; they are multiples of the tile
@@ -381,17 +384,21 @@ class VisionSettings:
         split: for ``"split"``: True if images are split at all.
         pixels: for ``"any"``: smallest and largest number of pixels of an image; None: the image is cropped to whole
             patches and not resized.
+        crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
+            an image is cropped; None: images are not cropped.
     """
 
     scheme: str
     image: ImageSettings
     image_token_id: int
+    mark_token_id: int | None = None
     keep_class: bool = False
     merge: int = 1
     grid: tuple[tuple[int, int], ...] = ()
     longest: int | None = None
     split: bool = False
     pixels: tuple[int, int] | None = None
+    crops: tuple[int, int, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Thinking(NamedTuple):
 
     Attributes:
         thinks: The model can think.
-        switches: Names of the variables that turn thinking on and off.
+        switches: Names of the options that turn thinking on and off.
         has_level: The template has a reasoning level.
     """
 
@@ -40,7 +40,7 @@ class Thinking(NamedTuple):
 
     def switched(self, on: bool) -> dict[str, Any]:
         """Return the variables that turn thinking on or off."""
-        return dict.fromkeys(self.switches, on)
+        return {name: reasoning.SWITCHES[name][on] for name in self.switches}
 
 
 @functools.lru_cache(maxsize=64)
@@ -52,7 +52,7 @@ def template_options(source: str) -> Thinking:
         LimitError: The template exceeds the limits.
     """
     variables = ChatTemplate(source).variables()
-    switches, has_level = tuple(name for name in reasoning.SWITCHES if name in variables), _LEVEL in variables
+    switches, has_level = reasoning.switches(source, variables), _LEVEL in variables
     return Thinking(has_level or bool(switches) or reasoning.of_template(source, "") is not None, switches, has_level)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import refuse
-from ..conversation import tool_formats, tool_templates
+from ..conversation import reasoning, tool_formats, tool_templates, turns
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
-from ..conversation.template import check_arguments
+from ..conversation.template import ImageTexts, check_arguments
 from ..conversation.tools import complete_results, of_options, read_options
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 #: Arguments of :meth:`mpool.conversation.template.ChatTemplate.prompt` that :func:`prompt_of` sets.
-_ARGUMENTS = ("messages", "tokenizer", "tools", "placeholder", "merge_turns", "deadline", "check_length")
+_ARGUMENTS = ("messages", "tokenizer", "tools", "images", "merge_turns", "deadline", "check_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +129,28 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
         tools = None
         if conversation.tools is not None:
             tools = of_options(entry.template, entry.key, conversation.tools)
+        checked = _with_switch(entry, checked, variables)
         checked, template_tools = _with_tools(entry, checked, tools)
         if entry.capability == "vision":
             return *_with_images(entry, checked, conversation.images, variables, conversation.allow_urls, call,
                                  template_tools, check_length), tools
-        prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
+        prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, images=None,
                                          merge_turns=True, deadline=None if call is None else call.deadline,
                                          check_length=check_length, **variables)
         return prompt, None, tools
     except MpoolError as error:
         error.key = error.key or entry.key
         raise
+
+
+def _with_switch(entry: Entry, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages with the word that turns thinking on or off, if the template has no variable for it."""
+    on, template = variables.get("enable_thinking"), entry.template()
+    if not isinstance(on, bool) or reasoning.WORDS[0] not in template.source or \
+            "enable_thinking" in template.variables():
+        return messages
+    first = messages[:1] if messages[0]["role"] == "system" else []
+    return [turns.joined([*first, {"role": "system", "content": reasoning.WORDS[on]}]), *messages[len(first):]]
 
 
 def _with_tools(entry: Entry, messages: list[dict[str, Any]],
@@ -168,15 +179,16 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
     settings, tokenizer, template = entry.describe().vision, entry.tokenizer(), entry.template()
     assert settings is not None
     token = tokenizer.token_text(settings.image_token_id) if settings.image_token_id >= 0 else None
-    placeholder = None
-    if token is None or not template.accepts_image_parts(token):
+    mark = token if settings.mark_token_id is None else tokenizer.token_text(settings.mark_token_id)
+    char = None if token else placeholder_char(messages)
+    if mark is None or not template.accepts_image_parts(mark):
         # the template supports text only: each image becomes a line of the text
-        placeholder = placeholder_char(messages), token
-        messages = [{**message, "content": _join_parts(message["content"], placeholder[0] + "\n")}
-                    for message in messages]
+        mark = placeholder_char(messages)
+        messages = [{**message, "content": _join_parts(message["content"], mark + "\n")} for message in messages]
     deadline = None if call is None else call.deadline
     cuts = vision.read_images(entry, images, allow_urls, deadline)
-    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, merge_turns=True,
+    shown = ImageTexts(mark, [cut.text(token or char or "") for cut in cuts], char)
+    prompt = template.prompt(messages, tokenizer, tools=tools, images=shown, merge_turns=True,
                              deadline=deadline, check_length=check_length, **variables)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too

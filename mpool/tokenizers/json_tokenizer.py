@@ -22,7 +22,7 @@ from ..models.spec import TokenTable
 from ..models.tokenizer_classes import byte_level_settings, normalizer_settings
 from . import growth, limits, older_files, tiktoken_file
 from .native import Native, Spans, call
-from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
+from .specials import CALL_MARKS, END_OF_TURN, HIDDEN, SHOWN, compile_trie
 from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class JSONTokenizer(Tokenizer):
         for token, entry in self._added.items():
             if token >= self.vocab_size:
                 continue
-            hidden[token] = entry.special and entry.content not in shown
+            hidden[token] = entry.special and entry.content not in shown or entry.content in HIDDEN
             parts[token] = b"" if hidden[token] else entry.content.encode()
         offsets = np.zeros(len(parts) + 1, dtype=np.int64)
         np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])

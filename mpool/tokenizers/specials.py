@@ -43,8 +43,14 @@ CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_c
               "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
               "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
               "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|tool_call_start|>",
+              "<function_calls>", "</function_calls>", "<seed:tool_call>", "</seed:tool_call>", "<arg_key>",
+              "</arg_key>", "<arg_value>", "</arg_value>", "<TOOLCALL>", "</TOOLCALL>", "<|START_ACTION|>",
+              "<|END_ACTION|>",
               "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<|START_THINKING|>",
               "<|END_THINKING|>")
+
+#: Markers around the response of Command R7B and A. The tokenizers of these models declare them text.
+HIDDEN = frozenset(("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"))
 
 
 def check_sizes(added: Iterable[str], control: Iterable[str], *, file: str, field: str, kind: str = "control") -> None:

@@ -25,11 +25,11 @@ typedef struct hostile_base { /* a valid model: its spec, and the bytes of its w
 static hostile_base hostile_bases[HOSTILE_KINDS]; /* made on first use */
 
 static inline void hostile_adapters(tiny_file *file) {
-    static const int64_t ids[] = {9, HOSTILE_ADAPTER};
+    static const int64_t ids[] = {9, HOSTILE_ADAPTER}, halves[] = {0, TINY_HEADS, 2, TINY_HIDDEN / TINY_HEADS / 2, 1};
     tiny_ints(file->spec, "mpool.adapters", ids, 2);
     tiny_update(file, 1, "blk.1.attn_output", 2, TINY_HIDDEN, TINY_HIDDEN, 0.5);
     tiny_update(file, 2, "blk.1.attn_q", 3, TINY_HIDDEN, TINY_HIDDEN, 0.5);
-    tiny_int(file->spec, "adapter.2.blk.1.attn_q.heads", TINY_HEADS);
+    tiny_ints(file->spec, "adapter.2.blk.1.attn_q.rows", halves, 5);
     tiny_update(file, 2, "blk.1.ffn_down", 33, TINY_HIDDEN, TINY_FFN, 0.5);
 }
 

@@ -240,7 +240,8 @@ typedef struct hostile { /* one update of blk.1.attn_k, or of `layer`; zeros: a 
     int ndim;       /* dimensions of A */
     float value;    /* the last value of B */
     double scale;
-    int64_t heads;
+    const char *order_of; /* rows or columns; NULL: no order */
+    int64_t order[5];
     bool no_a, no_b, no_scale, no_list;
     int number; /* in the names, plus 1 */
 } hostile;
@@ -285,9 +286,9 @@ static void add_hostile(tiny_file *file) {
     snprintf(name, sizeof name, "adapter.%d.%s.scale", number, layer);
     if (!h->no_scale)
         tiny_float(file->spec, name, h->scale != 0 ? h->scale : 1);
-    snprintf(name, sizeof name, "adapter.%d.%s.heads", number, layer);
-    if (h->heads)
-        tiny_int(file->spec, name, h->heads);
+    snprintf(name, sizeof name, "adapter.%d.%s.%s", number, layer, h->order_of ? h->order_of : "rows");
+    if (h->order_of)
+        tiny_ints(file->spec, name, h->order, 5);
 }
 
 #define AT "adapter.1.blk.1.attn_k."
@@ -314,10 +315,12 @@ static const hostile cases[] = {
     {.status = MP_FORMAT, .named = AT "scale", .scale = 1e7},
     {.status = MP_FORMAT, .named = AT "scale", .scale = NAN},
     {.status = MP_FORMAT, .named = AT "scale", .no_scale = true},
-    {.status = MP_OK, .heads = -TINY_KV_HEADS},
-    {.status = MP_FORMAT, .named = AT "heads", .heads = 3},
-    {.status = MP_FORMAT, .named = AT "heads", .heads = -64}, /* heads of one row */
-    {.status = MP_FORMAT, .named = AT "heads", .heads = INT64_MIN},
+    {.status = MP_OK, .order_of = "rows", .order = {1, 1, 2, 3, 1}},
+    {.status = MP_OK, .order_of = "columns", .order = {0, 1, 1, 1, TINY_HIDDEN}},
+    {.status = MP_FORMAT, .named = AT "columns", .order_of = "columns", .order = {1, 1, 1, 1, TINY_HIDDEN}},
+    {.status = MP_FORMAT, .named = AT "rows", .order_of = "rows", .order = {0, 1, 0, 3, 1}},
+    {.status = MP_FORMAT, .named = AT "rows", .order_of = "rows", .order = {0, -1, 2, -3, 1}},
+    {.status = MP_FORMAT, .named = AT "rows", .order_of = "rows", .order = {0, 2, 3, INT64_MAX, 1}},
     {.status = MP_UNSUPPORTED, .named = AT "lora_a", .no_list = true},
     {.status = MP_UNSUPPORTED, .named = "adapter.2.blk.1.attn_k.lora_a", .number = 3},
     {.status = MP_UNSUPPORTED, .named = "adapter.0.blk.1.attn_k.lora_a", .number = 1},
@@ -436,11 +439,11 @@ static void compare_calls(const mp_request *first, const mp_request *second) {
     MP_CHECK(memcmp(a->choices[0].tokens, b->choices[0].tokens, ANSWER * sizeof(mp_token_out)) == 0);
 }
 
-static void add_small(tiny_file *file) { /* both matrices with heads, which are copied once more */
-    static const int64_t one = WHOLE;
+static void add_small(tiny_file *file) { /* both matrices reordered, which are copied once more */
+    static const int64_t one = WHOLE, halves[] = {0, TINY_HEADS, 2, TINY_HIDDEN / TINY_HEADS / 2, 1};
     tiny_ints(file->spec, "mpool.adapters", &one, 1);
     tiny_update(file, 1, "blk.0.attn_q", 4, TINY_HIDDEN, TINY_HIDDEN, 1);
-    tiny_int(file->spec, "adapter.1.blk.0.attn_q.heads", TINY_HEADS);
+    tiny_ints(file->spec, "adapter.1.blk.0.attn_q.rows", halves, 5);
     tiny_update(file, 1, "blk.2.ffn_down", 4, TINY_HIDDEN, TINY_FFN, 1);
 }
 

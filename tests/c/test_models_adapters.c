@@ -27,6 +27,10 @@ static int64_t heads_of(const shape *of, int adapter, int part) {
     return adapter == 0 ? 5 : adapter == 2 ? -5 : 0;
 }
 
+/* Columns of adapter 5 from 6 on: three groups of five blocks of two in A, five groups of three in the model. */
+static const int64_t columns[] = {6, 1, 3, 5, 2};
+static bool has_columns(const shape *of, int adapter) { return adapter == 4 && of->K >= 36; }
+
 typedef struct scene {
     const shape *shape;
     tiny_parts parts;
@@ -51,10 +55,15 @@ static void set_up(scene *s, const shape *of, int threads) {
             if (ranks[a][p] == 0)
                 continue;
             tiny_update(file, a + 1, name, ranks[a][p], of->N[p], of->K, scales[a]);
-            char order[64];
-            snprintf(order, sizeof order, "adapter.%d.part%d.heads", a + 1, p);
-            if (heads_of(of, a, p) != 0)
-                tiny_int(file->spec, order, heads_of(of, a, p));
+            char key[64];
+            const int64_t heads = heads_of(of, a, p), half = heads ? of->N[p] / (heads < 0 ? -heads : heads) / 2 : 0;
+            const int64_t halves[] = {0, heads < 0 ? -heads : heads, heads < 0 ? half : 2, heads < 0 ? 2 : half, 1};
+            snprintf(key, sizeof key, "adapter.%d.part%d.rows", a + 1, p);
+            if (heads != 0)
+                tiny_ints(file->spec, key, halves, 5);
+            snprintf(key, sizeof key, "adapter.%d.part%d.columns", a + 1, p);
+            if (has_columns(of, a))
+                tiny_ints(file->spec, key, columns, 5);
         }
     }
     tiny_parts_open(&s->parts, MP_COMPUTE_AUTO, threads);
@@ -225,6 +234,12 @@ static int row_of(int n, int N, int64_t heads) {
     return head + (at < size / 2 ? 2 * at : 2 * (at - size / 2) + 1);
 }
 
+/* Column of A that belongs to input j. */
+static int column_of(const shape *of, int adapter, int j) {
+    static const int block_of[] = {0, 5, 10, 1, 6, 11, 2, 7, 12, 3, 8, 13, 4, 9, 14};
+    return has_columns(of, adapter) && j >= 6 && j < 36 ? 6 + 2 * block_of[(j - 6) / 2] + j % 2 : j;
+}
+
 /* The update of a row is scale * B (A x), as a reference in doubles computes it. */
 MP_TEST(models_adapters_add_the_product_of_two_matrices) {
     static float x[ROWS * 96], plain[ROWS * MAX_OUTPUTS], out[ROWS * MAX_OUTPUTS];
@@ -244,7 +259,8 @@ MP_TEST(models_adapters_add_the_product_of_two_matrices) {
                 double inner[64] = {0};
                 for (int i = 0; i < rank; i++)
                     for (int j = 0; j < K; j++)
-                        inner[i] += (double)matrix_of(&s, a, p, 'a')[i * K + j] * (double)x[r * K + j];
+                        inner[i] += (double)matrix_of(&s, a, p, 'a')[i * K + column_of(s.shape, a, j)] *
+                                    (double)x[r * K + j];
                 for (int n = 0; n < N; n++) {
                     const int row = rank ? row_of(n, N, heads_of(s.shape, a, p)) : n;
                     double sum = 0;

@@ -272,6 +272,21 @@ MP_TEST_SECONDS(models_contract_gated_shared_expert, 300) {
     check_kind(&(tiny_kind){.arch = "qwen2moe", .experts = 6, .more = share_gated});
 }
 
+/* Experts see latents of the rows, which are as wide as the rows. */
+static void add_latents(tiny_file *file) {
+    char name[64];
+    tiny_arch_int(file->spec, "qwen3moe", "moe_latent_size", TINY_HIDDEN);
+    for (int l = 0; l < TINY_LAYERS; l++)
+        for (int i = 0; i < 2; i++) {
+            snprintf(name, sizeof name, "blk.%d.ffn_latent_%s.weight", l, i == 0 ? "down" : "up");
+            tiny_tensor(file, name, MP_Q8_0, TINY_HIDDEN, TINY_HIDDEN, 0.1f, 0);
+        }
+}
+
+MP_TEST_SECONDS(models_contract_latent_experts, 300) {
+    check_kind(&(tiny_kind){.arch = "qwen3moe", .experts = 6, .more = add_latents});
+}
+
 static void scale_queries(tiny_file *file) {
     tiny_arch_float(file->spec, "mistral3", "attention.temperature_scale", 0.5);
     tiny_arch_int(file->spec, "mistral3", "attention.temperature_length", 29);

@@ -67,8 +67,8 @@ typedef struct run {
 
 static void body(const mp_team_thread *thread, void *arg) {
     run *r = arg;
-    mp_experts_forward(&r->s->experts, thread, r->x, r->M, 0.5f, r->scratch, r->own[thread->index], &r->s->parts.lease,
-                       r->y);
+    mp_experts_forward(&r->s->experts, thread, r->x, r->x, r->M, 0.5f, r->scratch, r->own[thread->index],
+                       &r->s->parts.lease, r->y);
 }
 
 /* Adds the experts of M rows of x to y. */

@@ -64,12 +64,18 @@ MP_TEST(models_ranges_of_states) {
         {".ssm.time_step_rank", "an integer from 1 to 4096"},
         {"mpool.layer_mixers", "an integer from 0 to 3, or an array of 3"},
     };
+    static const int64_t mamba[TINY_LAYERS] = {3, 0, 3};
+    static const range limits[] = {{".ssm.group_count", "an integer from 1 to 4096"},
+                                   {".ssm.time_step_rank", "an integer from 1 to 4096"},
+                                   {"mpool.step_low", "a number from 0 to 1e+09"},
+                                   {"mpool.step_high", "a number from 0 to 1e+09"}};
     check_ranges(decoder((tiny_kind){.arch = "lfm2", .mixers = mixers}), RANGES(sizes));
+    check_ranges(decoder((tiny_kind){.arch = "lfm2", .mixers = mamba}), RANGES(limits));
 }
 
 /* Sizes of states that are out of range, that contradict each other or the tensors, or that overflow. */
 MP_TEST(models_ranges_of_hostile_states) {
-    static const int64_t mixers[TINY_LAYERS] = {1, 0, 2}, many[] = {1, 0, 2, 0}, other[] = {1, 0, 99};
+    static const int64_t both[][TINY_LAYERS] = {{1, 0, 2}, {1, 0, 3}}, many[] = {1, 0, 2, 0}, other[] = {1, 0, 99};
     static const struct {
         const char *key;
         int64_t value;
@@ -79,14 +85,20 @@ MP_TEST(models_ranges_of_hostile_states) {
         {"lfm2.ssm.state_size", 0},    {"lfm2.ssm.state_size", INT64_MAX},          {"lfm2.ssm.state_size", 1024},
         {"lfm2.ssm.group_count", 3},   {"lfm2.ssm.group_count", 4096},              {"lfm2.ssm.time_step_rank", 6},
         {"lfm2.ssm.inner_size", 85},   {"lfm2.ssm.inner_size", INT64_MAX},          {"lfm2.ssm.inner_size", 4096},
+        {"lfm2.ssm.group_count", 0},   {"lfm2.ssm.group_count", -2},                {"lfm2.ssm.time_step_rank", 0},
     };
-    mp_spec *base = decoder((tiny_kind){.arch = "lfm2", .mixers = mixers});
+    mp_spec *base = NULL;
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const mp_value value = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = cases[i].value};
-        MP_CHECK_STATUS(load_only(spec_with(base, cases[i].key, &value), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
+    for (int kind = 0; kind < 2; kind++) {
+        mp_spec_unpin(base);
+        base = decoder((tiny_kind){.arch = "lfm2", .mixers = both[kind]});
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            const mp_value value = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = cases[i].value};
+            MP_CHECK_STATUS(load_only(spec_with(base, cases[i].key, &value), MP_COMPUTE_AUTO, &error), MP_FORMAT,
+                            &error);
+        }
     }
     const mp_value longer = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 4, .as.integers = many};
     const mp_value unknown = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 3, .as.integers = other};
@@ -139,6 +151,7 @@ MP_TEST(models_ranges_of_experts) {
         {".expert_shared_feed_forward_length", "an integer from 0 to 1048576 (a limit of mpool)"},
         {".expert_used_count", "an integer from 1 to 4"},
         {".leading_dense_block_count", "an integer from 0 to 3"},
+        {".moe_latent_size", "an integer from 0 to 65536 (a limit of mpool)"},
         {"mpool.expert_clamp", "a number from 0.001 to 1e+06"},
         {"mpool.expert_epsilon", "a number from 1e-30 to 1"},
         {"mpool.expert_groups", "an integer from 1 to 4"},

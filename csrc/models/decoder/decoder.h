@@ -34,6 +34,7 @@ typedef struct mp_decoder {
     mp_act act;
     struct {
         int32_t count, used, ffn, from; /* used by layers from `from` on; count 0: no experts */
+        int32_t latent; /* width of the rows of experts; 0: `hidden` (see mp_ffn) */
         mp_routing routing;
         float clamp; /* see mp_experts */
     } experts;

@@ -118,7 +118,7 @@ static mp_status read_temperature(mp_decoder *model, const mp_spec *spec, mp_err
 }
 
 static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t count, used, ffn, shared, from, none = 0;
+    int64_t count, used, ffn, shared, latent, from, none = 0;
     double clamp, unclamped = 0;
     MP_TRY(mp_spec_int(spec, "{arch}.expert_count", 0, MAX_EXPERTS, &none, &count, error));
     if (count == 0)
@@ -129,6 +129,7 @@ static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *
     MP_TRY(mp_routing_read(&model->experts.routing, spec, (int32_t)count, (int32_t)used, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.expert_shared_feed_forward_length", 0, 16 * MAX_WIDTH, &none, &shared,
                               error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.moe_latent_size", 0, MAX_WIDTH, &none, &latent, error));
     model->shared_ffn = (int32_t)shared;
     MP_TRY(mp_spec_float(spec, "mpool.expert_clamp", 1e-3, 1e6, &unclamped, &clamp, error));
     model->experts.clamp = (float)clamp;
@@ -136,6 +137,7 @@ static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *
     model->experts.used = (int32_t)used;
     model->experts.ffn = (int32_t)ffn;
     model->experts.from = (int32_t)from;
+    model->experts.latent = (int32_t)latent;
     return MP_OK;
 }
 

@@ -171,14 +171,17 @@ static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, boo
 
 static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
     const mp_decoder *model = reader->model;
+    const int32_t latent = model->experts.latent;
+    const mp_reader_part down = {"ffn_latent_down", latent}, up = {"ffn_latent_up", model->hidden};
     char bias[64];
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", reader->index);
     const mp_experts_shape shape = {
         .layer = reader->index,
         .count = model->experts.count,
         .used = model->experts.used,
-        .hidden = model->hidden,
+        .hidden = latent > 0 ? latent : model->hidden,
         .ffn = model->experts.ffn,
+        .routed = model->hidden,
         .routing = model->experts.routing,
         .biased = mp_weights_has(model->weights, bias),
         .plain = !reader->gated,
@@ -188,7 +191,11 @@ static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, m
     mp_ffn *ffn = mp_sublayer_add_ffn(sub, &mp_ffn_experts);
     if (!ffn)
         return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
-    return mp_experts_init(&ffn->experts, &shape, reader->builder, error);
+    MP_TRY(mp_experts_init(&ffn->experts, &shape, reader->builder, error));
+    if (latent == 0)
+        return refuse_own(reader, down.name, error);
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, &down, 1, model->hidden, 1, error));
+    return mp_reader_linear(reader, &ffn->mlp.down, &up, 1, latent, model->residual_scale, error);
 }
 
 /* Values of the list `mpool.layer_blocks`. */

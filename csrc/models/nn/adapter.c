@@ -88,14 +88,19 @@ static void mark_added(mp_adapters *adapters, const mp_spec *spec, const char *n
     adapters->added[mp_spec_find_tensor(spec, name) - mp_spec_tensor_at(spec, 0)] = true;
 }
 
-/* Adds the matrix `name` [rows, width], times `by`, as the next part of `to`, in fp32. `interleaved_heads`
- * orders the rows: see mp_builder_linear_converted. */
-static mp_status add_matrix(const mp_builder *builder, mp_linear *to, const char *name, int64_t rows, int64_t width,
-                            float by, int64_t interleaved_heads, mp_error *error) {
-    mp_builder uncounted = *builder;
-    uncounted.uncounted = true; /* the parameters of a model are those without adapters */
-    return mp_builder_linear_converted(&uncounted, to, name, (int32_t)rows, (int32_t)width, by, interleaved_heads,
-                                       error);
+/* Reads the order of the `n` rows or columns of a matrix, if the spec has the key. */
+static mp_status read_order(const mp_spec *spec, const char *key, int64_t n, mp_order *order, mp_error *error) {
+    int64_t values[5], none = 0, count = 1;
+    MP_TRY(mp_spec_ints(spec, key, 5, 0, n, &none, values, error));
+    *order = (mp_order){values[0], values[1], values[2], values[3], values[4]};
+    for (int i = 1; i < 5 && count <= n; i++)
+        count *= values[i];
+    return mp_spec_find(spec, key) == NULL || (count > 0 && count <= n - order->first)
+               ? MP_OK
+               : mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
+                              "the first index of a range within the matrix, and the four sizes of that range",
+                              "%lld, %lld, %lld, %lld, %lld of %lld", (long long)values[0], (long long)values[1],
+                              (long long)values[2], (long long)values[3], (long long)values[4], (long long)n);
 }
 
 /* Adds the update of part `part` of a layer by the adapter at `index`, if it has one. stem: length of `name` without
@@ -104,32 +109,36 @@ static mp_status add_update(mp_adapters *adapters, const mp_builder *builder, mp
                             const char *name, int stem, mp_error *error) {
     enum { LENGTH = MP_BUILDER_NAME + 16 };
     const mp_spec *spec = mp_weights_spec(builder->weights);
-    const int64_t any[2] = {-1, linear->K}, none = 0, N = linear->w[part].N;
-    char a[LENGTH], b[LENGTH], factor[LENGTH], order[LENGTH];
+    const int64_t any[2] = {-1, linear->K}, N = linear->w[part].N;
+    const mp_order plain = {0};
+    char a[LENGTH], b[LENGTH], factor[LENGTH], rows[LENGTH], columns[LENGTH];
     snprintf(a, sizeof a, MP_ADAPTER_PREFIX "%d.%.*s.lora_a", index + 1, stem, name);
     snprintf(b, sizeof b, MP_ADAPTER_PREFIX "%d.%.*s.lora_b", index + 1, stem, name);
     snprintf(factor, sizeof factor, MP_ADAPTER_PREFIX "%d.%.*s.scale", index + 1, stem, name);
-    snprintf(order, sizeof order, MP_ADAPTER_PREFIX "%d.%.*s.heads", index + 1, stem, name);
+    snprintf(rows, sizeof rows, MP_ADAPTER_PREFIX "%d.%.*s.rows", index + 1, stem, name);
+    snprintf(columns, sizeof columns, MP_ADAPTER_PREFIX "%d.%.*s.columns", index + 1, stem, name);
     if (!mp_weights_has(builder->weights, a) && !mp_weights_has(builder->weights, b))
         return MP_OK;
     mp_low_rank *update = NULL;
     mp_tensor first;
     double scale;
-    int64_t heads;
+    mp_order of_rows, of_columns;
     MP_TRY(mp_weights_get(builder->weights, a, 2, any, &first, error));
     const int64_t rank = first.shape[0];
     if (rank > MP_ADAPTER_MAX_RANK)
         return mp_fail(error, MP_LIMIT, "tensor %s has the rank %lld, mpool supports at most %d", a, (long long)rank,
                        MP_ADAPTER_MAX_RANK);
     MP_TRY(mp_spec_float(spec, factor, -1e6, 1e6, NULL, &scale, error));
-    MP_TRY(mp_spec_int(spec, order, -N, N, &none, &heads, error));
-    if (heads != 0 && N % (2 * heads) != 0)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, order, "a number of heads of an even size",
-                            "%lld for %lld outputs", (long long)heads, (long long)N);
+    MP_TRY(read_order(spec, rows, N, &of_rows, error));
+    MP_TRY(read_order(spec, columns, linear->K, &of_columns, error));
     MP_TRY(update_of(adapters, linear, index, &update, error));
     const int at = update->down.parts;
-    MP_TRY(add_matrix(builder, &update->down, a, rank, linear->K, 1, 0, error));
-    MP_TRY(add_matrix(builder, &update->up[at], b, N, rank, (float)scale, heads, error));
+    mp_builder uncounted = *builder;
+    uncounted.uncounted = true; /* the parameters of a model are those without adapters */
+    MP_TRY(mp_builder_linear_converted(&uncounted, &update->down, a, (int32_t)rank, linear->K, 1, &plain, &of_columns,
+                                       error));
+    MP_TRY(mp_builder_linear_converted(&uncounted, &update->up[at], b, (int32_t)N, (int32_t)rank, (float)scale,
+                                       &of_rows, &plain, error));
     update->part[at] = part;
     mark_added(adapters, spec, a);
     mark_added(adapters, spec, b);

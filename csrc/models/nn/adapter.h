@@ -8,9 +8,9 @@
  *
  * The spec of a model lists its adapters: the key mpool.adapters holds the id of each one. Matrices of the adapter at
  * index i are the tensors adapter.<i + 1>.<layer>.lora_a and .lora_b, where <layer> is the name of the adapted weight
- * without ".weight". The key adapter.<i + 1>.<layer>.scale is the factor. The key adapter.<i + 1>.<layer>.heads says
- * how the rows of B are reordered. 0 or absent: not at all. h > 0: the rows belong to h heads; the two halves of a head
- * follow one another in B and are interleaved in the model. -h: the reverse.
+ * without ".weight". The key adapter.<i + 1>.<layer>.scale is the factor. The keys adapter.<i + 1>.<layer>.rows and
+ * .columns, five integers each, are the fields of mp_order: how the rows of B and the columns of A are ordered if that
+ * differs from the outputs and inputs of the layer.
  *
  * <layer> may also be token_embd or token_types. The matrices of an embedding are A [rows of the table, rank] and
  * B [rank, n]: the row of A times B is added to the row of the table. A of the tokens is read from the mapped file,

@@ -13,7 +13,7 @@ static const char packing[] = "packing"; /* stage of a load, for mp_progress */
 /* How the rows of a matrix get from its tensor into panels. */
 typedef enum mp_row_source {
     ROWS_AS_STORED,  /* as they are in `tensor` or `scaled` */
-    ROWS_CONVERTED,  /* in fp32, times `factor`, reordered by `interleaved_heads`; must be finite */
+    ROWS_CONVERTED,  /* in fp32, times `factor`, in another order; must be finite */
     ROWS_OF_KERNELS, /* in fp32, each row from [channels][taps] to [taps][channels] */
     ROWS_BY_HEAD,    /* in fp32, as `by_head` describes */
 } mp_row_source;
@@ -36,7 +36,7 @@ typedef struct mp_build_job {
     mp_row_source source;
     const char *name;     /* ROWS_CONVERTED: name of the tensor, owned by the spec */
     float factor;         /* ROWS_CONVERTED: factor on each value */
-    int64_t interleaved_heads; /* ROWS_CONVERTED: order of the rows, see mp_builder_linear_converted */
+    mp_order rows_order, columns_order; /* ROWS_CONVERTED */
     int32_t taps;         /* ROWS_OF_KERNELS: kernel height * width */
     mp_head_rows by_head; /* ROWS_BY_HEAD */
     bool may_stay; /* may stay unpacked; false for matrices that are not in a file */
@@ -234,27 +234,27 @@ mp_status mp_builder_linear_taken(const mp_builder *builder, mp_linear *linear, 
 }
 
 mp_status mp_builder_linear_converted(const mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
-                                      int32_t K, float factor, int64_t interleaved_heads, mp_error *error) {
+                                      int32_t K, float factor, const mp_order *rows, const mp_order *columns,
+                                      mp_error *error) {
     const int64_t shape[2] = {N, K};
-    mp_build_job job = {.source = ROWS_CONVERTED, .factor = factor, .interleaved_heads = interleaved_heads};
+    mp_build_job job = {.source = ROWS_CONVERTED, .factor = factor, .rows_order = *rows, .columns_order = *columns};
     MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
     if (mp_dtype_get(job.tensor.dtype)->items > 1 || mp_dtype_is_scaled(job.tensor.dtype))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s of an adapter must be stored as F32, F16 or BF16, got %s",
                        name, mp_dtype_get(job.tensor.dtype)->name);
-    assert(interleaved_heads == 0 || N % (2 * interleaved_heads) == 0);
     job.name = mp_spec_find_tensor(mp_weights_spec(builder->weights), name)->name;
     mp_builder floats = *builder;
     floats.compute = MP_COMPUTE_F32;
     return add_part(&floats, linear, job, name, NULL, N, K, error);
 }
 
-/* Returns the row of the file that becomes row `row` of the layer. */
-static int64_t source_row(const mp_build_job *job, int64_t row) {
-    const int64_t heads = job->interleaved_heads < 0 ? -job->interleaved_heads : job->interleaved_heads;
-    if (heads == 0)
-        return row;
-    const int64_t size = job->linear->w[job->part].N / heads, half = size / 2, at = row % size;
-    return row - at + (job->interleaved_heads > 0 ? at % 2 * half + at / 2 : at % half * 2 + at / half);
+/* Returns the row or column of the file that becomes that of the layer at `index`. */
+static int64_t source_of(const mp_order *order, int64_t index) {
+    const int64_t at = index - order->first, each = order->a * order->b * order->width;
+    if (at < 0 || at >= order->outer * each)
+        return index;
+    const int64_t block = at % each / order->width, a = block % order->a, b = block / order->a;
+    return index - at % each + (a * order->b + b) * order->width + at % order->width;
 }
 
 /* Converts a row of a convolution from [channels][taps], as stored, to [taps][channels]. row: K floats of scratch. */
@@ -277,9 +277,11 @@ static int32_t convert_rows(const mp_build_job *job, int panel, float *scratch) 
             reorder_taps(job, first + r, scratch + (int64_t)MP_PANEL_N * w->K, to);
             continue;
         }
-        mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, source_row(job, first + r)), w->K, to);
+        float *const row = job->columns_order.outer > 0 ? scratch + (int64_t)MP_PANEL_N * w->K : to;
+        mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, source_of(&job->rows_order, first + r)), w->K,
+                          row);
         for (int32_t i = 0; i < w->K; i++)
-            to[i] *= job->factor;
+            to[i] = row[row == to ? i : source_of(&job->columns_order, i)] * job->factor;
     }
     return rows;
 }
@@ -345,8 +347,8 @@ static mp_status report_infinite(const mp_builder *builder, float *scratch, mp_e
                     return mp_fail_file(error, MP_FORMAT, mp_weights_file(builder->weights, job->name), -1, job->name,
                                         "finite values, also times alpha / rank",
                                         "infinity or NaN at index %lld",
-                                        (long long)(source_row(job, (int64_t)panel * MP_PANEL_N + at / K) * K +
-                                                    at % K));
+                                        (long long)(source_of(&job->rows_order, panel * MP_PANEL_N + at / K) * K +
+                                                    source_of(&job->columns_order, at % K)));
         }
     }
     return mp_fail(error, MP_INTEGRITY, "a model file was changed while it was loaded; load the model again");

@@ -18,6 +18,12 @@ typedef struct mp_head_rows {
     bool transposed;
 } mp_head_rows;
 
+/* Another order of rows or columns: those from `first` on are [outer][a][b][width] in the file, and
+ * [outer][b][a][width] in the layer. All zero: the order of the file. */
+typedef struct mp_order {
+    int64_t first, outer, a, b, width;
+} mp_order;
+
 /* How the tensors that are added next are loaded. Functions that add tensors take it as const: for tensors with other
  * values, pass a changed copy. */
 typedef struct mp_builder {
@@ -58,12 +64,12 @@ mp_status mp_builder_linear_taken(const mp_builder *builder, mp_linear *linear, 
  * Finish converts one head at a time per thread. `name` names the tensor in errors. */
 mp_status mp_builder_linear_by_head(const mp_builder *builder, mp_linear *linear, const char *name,
                                     const mp_head_rows *rows, mp_error *error);
-/* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. With
- * interleaved_heads > 0, the rows belong to this many heads; the two halves of a head follow one another in the tensor
- * and are interleaved in the layer. With interleaved_heads < 0, the reverse. With 0, the rows stay in their order.
- * Finish converts 32 rows at a time per thread, and fails with FORMAT if a value times `factor` is not finite. */
+/* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. The orders of rows and
+ * columns must fit into N and K. Finish converts 32 rows at a time per thread, and fails with FORMAT if a value times
+ * `factor` is not finite. */
 mp_status mp_builder_linear_converted(const mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
-                                      int32_t K, float factor, int64_t interleaved_heads, mp_error *error);
+                                      int32_t K, float factor, const mp_order *rows, const mp_order *columns,
+                                      mp_error *error);
 /* Adds a vector of n values, converted to fp32. */
 mp_status mp_builder_vector(const mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
 /* Adds a vector like mp_builder_vector, with `add` added to each value. */

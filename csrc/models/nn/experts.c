@@ -45,8 +45,8 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, co
     floats.unpacked = MP_UNPACKED_NONE;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
-    MP_TRY(mp_builder_linear(&floats, &experts->router, name, shape->biased ? bias : NULL, shape->count, shape->hidden,
-                             error));
+    MP_TRY(mp_builder_linear(&floats, &experts->router, name, shape->biased ? bias : NULL, shape->count,
+                             shape->routed > 0 ? shape->routed : shape->hidden, error));
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
     if (shape->routing.corrected)
         MP_TRY(mp_builder_vector(builder, &experts->correction, name, shape->count, error));
@@ -169,7 +169,7 @@ static void route(const mp_expert_use *use, const float *x) {
     const mp_expert_scratch *s = &use->s;
     const mp_epilogue plain = {0};
     int64_t begin, end;
-    mp_linear_forward(&experts->router, use->thread, x, experts->hidden, use->M, NULL, NULL, NULL, &plain, s->scores,
+    mp_linear_forward(&experts->router, use->thread, x, experts->router.K, use->M, NULL, NULL, NULL, &plain, s->scores,
                       experts->count);
     mp_team_barrier(use->thread);
     mp_team_split(use->thread, use->M, 1, &begin, &end);
@@ -467,12 +467,12 @@ static void add_up(const mp_experts *experts, const mp_expert_scratch *s, int64_
         y[i] += scale * sum[i];
 }
 
-void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
-                        void *scratch, void *own, mp_lease *lease, float *y) {
+void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *routed, const float *x,
+                        int M, float scale, void *scratch, void *own, mp_lease *lease, float *y) {
     mp_expert_use use = {.experts = experts, .thread = thread, .lease = lease, .own = own, .M = M,
                          .s = lay_out(experts, M, scratch)};
     int64_t begin, end;
-    route(&use, x);
+    route(&use, routed);
     mp_expert_fetch(&use);
     multiply(&use, x);
     mp_expert_fetched(&use);

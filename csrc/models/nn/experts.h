@@ -28,7 +28,7 @@ typedef struct mp_expert_uses { /* changed by the passes through a layer */
 
 typedef struct mp_experts {
     int32_t count, used; /* experts in total; experts per row */
-    int32_t hidden, ffn;
+    int32_t hidden, ffn; /* width of the experts' rows, and inside of an expert */
     bool plain;          /* no gates: act(up) */
     mp_routing routing;
     float *correction;   /* [count] routing bias, or NULL */
@@ -36,7 +36,7 @@ typedef struct mp_experts {
     mp_act act;
     float clamp;         /* 0, or GPT-OSS's clamp: gates g are limited to <= clamp, ups u to +-clamp, and a unit is (u +
                           * 1) g sigmoid(1.702 g); `act` is then ignored */
-    mp_linear router;    /* [count, hidden], always in fp32 */
+    mp_linear router;    /* [count, routed], always in fp32 */
     mp_expert_matrix gate, up, down; /* gate is empty if `plain` */
     mp_expert_reads *reads;          /* counters of the model, or NULL: not measured */
     mp_expert_uses *uses;            /* NULL if `reads` is NULL */
@@ -45,6 +45,7 @@ typedef struct mp_experts {
 typedef struct mp_experts_shape {
     int layer;
     int32_t count, used, hidden, ffn;
+    int32_t routed; /* inputs of the router; 0: `hidden` */
     mp_routing routing;
     bool biased, plain;
     bool output_bias; /* the layer has blk.{layer}.ffn_exps.bias */
@@ -71,11 +72,12 @@ void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_le
 /* Scratch for a pass of M rows: shared by all threads, and private to each thread. */
 size_t mp_experts_scratch(const mp_experts *experts, int M);
 size_t mp_experts_thread_scratch(const mp_experts *experts);
-/* y [M, hidden] += bias; y += scale * experts(x [M, hidden]). x must be complete, and must not be y. All threads of the
- * region must call it, with the same arguments except `own`. Reports progress to the lease before each matrix, which
+/* y [M, hidden] += bias; y += scale * experts(x [M, hidden]), which the router chooses by `routed` [M, router.K]. x and
+ * `routed` must be complete, and must not be y. All threads of the region must call it, with the same arguments except
+ * `own`. Reports progress to the lease before each matrix, which
  * the system may have to read from a disk; NULL: reports nothing. Each thread ends with its rows of y (mp_team_split of
  * M), WITHOUT a barrier. */
-void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
-                        void *scratch, void *own, mp_lease *lease, float *y);
+void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *routed, const float *x,
+                        int M, float scale, void *scratch, void *own, mp_lease *lease, float *y);
 
 #endif

@@ -1,6 +1,7 @@
 #include "models/nn/ffn.h"
 
 #include <assert.h>
+#include <string.h>
 
 /* ---- plain and gated --------------------------------------------------------------------------------------------- */
 
@@ -27,9 +28,20 @@ const mp_ffn_ops mp_ffn_dense = {dense_needs, dense_cost, dense_add, false};
 
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
+static bool has_latents(const mp_ffn *ffn) { return ffn->mlp.up.parts > 0; }
+
+/* Bytes of the latents of M rows. */
+static size_t latents_bytes(const mp_ffn *ffn, int M) {
+    return mp_arena_cost((size_t)M * (size_t)ffn->mlp.up.N * sizeof(float));
+}
+
 static void experts_needs(const mp_ffn *ffn, int M, mp_block_needs *needs) {
-    mp_needs_scratch(needs, mp_arena_cost(mp_experts_scratch(&ffn->experts, M)),
+    mp_needs_scratch(needs, mp_arena_cost(mp_experts_scratch(&ffn->experts, M)) + 2 * latents_bytes(ffn, M),
                      mp_experts_thread_scratch(&ffn->experts));
+    if (has_latents(ffn)) {
+        mp_needs_linear(needs, &ffn->mlp.up, M);
+        mp_needs_linear(needs, &ffn->mlp.down, M);
+    }
 }
 
 static void experts_cost(const mp_ffn *ffn, mp_block_cost *cost) {
@@ -40,13 +52,33 @@ static void experts_cost(const mp_ffn *ffn, mp_block_cost *cost) {
         cost->mapped += (uint64_t)experts->used * mp_expert_bytes(matrices[i]);
         cost->rounded += matrices[i]->kind != MP_W_F32;
     }
-    cost->barriers += 8;
+    mp_cost_linear(cost, &ffn->mlp.up);
+    mp_cost_linear(cost, &ffn->mlp.down);
+    cost->barriers += has_latents(ffn) ? 11 : 8;
+}
+
+/* Adds experts that see latents of the rows. */
+static bool latents_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
+                        uint8_t *shared, void *own, const mp_residual *sum) {
+    const int64_t width = ffn->mlp.up.N;
+    float *const x = mp_scratch_take(&shared, latents_bytes(ffn, M));
+    float *const y = mp_scratch_take(&shared, latents_bytes(ffn, M));
+    int64_t begin, end;
+    mp_row_linear(context, &ffn->mlp.up, in, sum->n, M, NULL, x, width);
+    mp_team_split(context->thread, M, 1, &begin, &end); /* the rows of y that mp_experts_forward gives the thread */
+    memset(y + begin * width, 0, (size_t)((end - begin) * width) * sizeof *y);
+    if (!mp_row_meet(context))
+        return false;
+    mp_experts_forward(&ffn->experts, context->thread, in, x, M, scale, shared, own, context->lease, y);
+    return mp_row_meet(context) && mp_residual_add(context, &ffn->mlp.down, y, width, M, NULL, sum);
 }
 
 static bool experts_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
                         void *shared, void *own, const mp_residual *sum) {
     assert(!sum->scale && !(sum->after && sum->after->weight));
-    mp_experts_forward(&ffn->experts, context->thread, in, M, scale, shared, own, context->lease, sum->x);
+    if (has_latents(ffn))
+        return latents_add(context, ffn, in, M, scale, shared, own, sum);
+    mp_experts_forward(&ffn->experts, context->thread, in, in, M, scale, shared, own, context->lease, sum->x);
     return true;
 }
 

@@ -21,12 +21,14 @@ typedef struct mp_ffn_ops {
 
 struct mp_ffn {
     const mp_ffn_ops *ops;
-    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set */
+    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set. mp_ffn_experts with latents: `up`
+                         * projects rows to the experts' width, and `down` their sum back */
     mp_experts experts; /* mp_ffn_experts */
 };
 
 extern const mp_ffn_ops mp_ffn_dense;   /* plain or gated */
-extern const mp_ffn_ops mp_ffn_experts; /* mixture of experts */
+/* Mixture of experts. With latents (Nemotron 3 Super), the router sees the rows, and the experts their projections. */
+extern const mp_ffn_ops mp_ffn_experts;
 
 void mp_ffn_deinit(mp_ffn *ffn);
 

@@ -1,5 +1,5 @@
 /* vision/load.c: loads the image network and the projector of a decoder, from the spec that also describes the decoder.
- * Tensors are named as in GGUF files of image encoders: "v." for the network, "mm.0" and "mm.2" for the projector. */
+ * Tensors are named as in GGUF files of image encoders: "v." for the network, "mm." for the projector. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,6 +18,7 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int(spec, "mpool.vision.image_token_id", -1, MAX_IMAGE_TOKEN, NULL, &token, error));
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, error));
     MP_TRY(mp_spec_bool(spec, "mpool.vision.keep_class", &no, &vision->keep_class, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.vision.averaged", &no, &vision->averaged, error));
     MP_TRY(mp_model_activation(spec, "mpool.vision.activation", "gelu", &vision->act, error));
     vision->image_token = (int32_t)token;
     vision->merge = (int32_t)merge;
@@ -89,6 +90,32 @@ static mp_status read_taps(mp_vision *vision, const mp_builder *builder, int lay
     return MP_OK;
 }
 
+/* Reads the projector of means of patches: a norm, and a matrix that files store as [inputs, outputs]. */
+static mp_status read_averaged(const mp_vision *vision, const mp_builder *builder, mp_projector *projector,
+                               mp_error *error) {
+    static const char matrix[] = "mm.input_projection.weight";
+    const int32_t inputs = vision->image_encoder.hidden, outputs = vision->width;
+    const mp_norm like = {.n = inputs, .eps = vision->image_encoder.eps, .root = true};
+    const int64_t shape[2] = {inputs, outputs};
+    const double none = 0;
+    double offset;
+    mp_tensor tensor;
+    MP_TRY(mp_spec_float(mp_weights_spec(builder->weights), "mpool.vision.norm_offset", 0, 1, &none, &offset, error));
+    MP_TRY(mp_norm_read(&projector->norm, builder, "mm.soft_emb_norm", like, MP_NORM_NO_BIAS, (float)offset, error));
+    MP_TRY(mp_weights_get(builder->weights, matrix, 2, shape, &tensor, error));
+    const size_t items = (size_t)inputs * (size_t)outputs;
+    float *const rows = mp_alloc_array(items + (size_t)outputs, sizeof *rows, MP_TAG_WEIGHTS);
+    if (!rows)
+        return mp_fail_memory(error, items * sizeof *rows, "the matrix of a projector");
+    for (int32_t k = 0; k < inputs; k++) {
+        float *const row = rows + items;
+        mp_dequantize_row(tensor.dtype, mp_tensor_row(&tensor, k), outputs, row);
+        for (int32_t n = 0; n < outputs; n++)
+            rows[(int64_t)n * inputs + k] = row[n];
+    }
+    return mp_builder_linear_taken(builder, &projector->first, matrix, NULL, rows, outputs, inputs, error);
+}
+
 static mp_status read_projectors(mp_vision *vision, const mp_builder *builder, int layers, mp_error *error) {
     const mp_weights *weights = builder->weights;
     if (mp_weights_has(weights, "mm.image_newline"))
@@ -96,6 +123,8 @@ static mp_status read_projectors(mp_vision *vision, const mp_builder *builder, i
     MP_TRY(read_taps(vision, builder, layers, error));
     mp_projector *last = &vision->projectors[vision->taps];
     last->layers = vision->image_encoder.layer_count;
+    if (vision->averaged)
+        return read_averaged(vision, builder, last, error);
     return read_projector(vision, builder, "mm.0", mp_weights_has(weights, "mm.2.weight") ? "mm.2" : NULL, last, error);
 }
 

@@ -396,30 +396,51 @@ typedef struct job_run {
     uint8_t *own; /* [threads][own_bytes] */
     size_t own_bytes;
     int32_t rows;     /* rows of a part in the projector */
-    float *gathered;  /* [rows, first.K] */
+    float *gathered;  /* [rows, gathered_step] */
     float *inner;     /* [rows, first.N] of the projector, or NULL */
     uint8_t *acts;
 } job_run;
 
-/* Gathers row `index` of the tile as input of a projector: the merged patches, line by line, normed. */
-static void gather(const mp_vision *vision, const mp_projector *projector, const mp_vit_image *image, const float *x,
-                   int32_t index, float *out) {
-    const mp_norm *norm = projector->norm.weight ? NULL : &vision->image_encoder.norm;
+/* Copies or norms one patch of row `index` of the tile: number `part` of the merge * merge, or the class token. */
+static void take_patch(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, int32_t part,
+                       const mp_norm *norm, float *out) {
     const mp_vit *image_encoder = &vision->image_encoder;
     const int32_t hidden = image_encoder->hidden, merge = vision->merge, across = image->across / merge;
     const int32_t cell = index - vision->keep_class, before = image_encoder->classes + image_encoder->registers;
-    for (int32_t i = 0; i < merge * merge; i++) {
-        float *part = out + (int64_t)i * hidden;
-        int32_t y = cell / across * merge + i / merge, column = cell % across * merge + i % merge;
-        int32_t patch = y * image->across + column;
-        const float *row = x + (int64_t)(cell < 0 ? 0 : before + (image->place ? image->place[patch] : patch)) * hidden;
-        if (norm && norm->weight)
-            mp_norm_row(norm, row, part);
-        else
-            memcpy(part, row, (size_t)hidden * sizeof *part);
-    }
-    if (!norm)
+    const int32_t y = cell / across * merge + part / merge, column = cell % across * merge + part % merge;
+    const int32_t patch = y * image->across + column;
+    const float *row = x + (int64_t)(cell < 0 ? 0 : before + (image->place ? image->place[patch] : patch)) * hidden;
+    if (norm->weight)
+        mp_norm_row(norm, row, out);
+    else
+        memcpy(out, row, (size_t)hidden * sizeof *out);
+}
+
+/* Gathers row `index` of the tile as input of a projector: the patches line by line, side by side, normed. For means of
+ * patches, `out` has space for one patch more. */
+static void gather(const mp_vision *vision, const mp_projector *projector, const mp_vit_image *image, const float *x,
+                   int32_t index, float *out) {
+    static const mp_norm none = {0};
+    const bool averaged = vision->averaged && projector == &vision->projectors[vision->taps];
+    const mp_norm *norm = averaged || !projector->norm.weight ? &vision->image_encoder.norm : &none;
+    const int32_t hidden = vision->image_encoder.hidden, parts = vision->merge * vision->merge;
+    for (int32_t i = 0; i < parts; i++)
+        if (!averaged)
+            take_patch(vision, image, x, index, i, norm, out + (int64_t)i * hidden);
+        else {
+            take_patch(vision, image, x, index, i, norm, i == 0 ? out : out + hidden);
+            if (i > 0)
+                mp_kernels_get()->add(out + hidden, hidden, out);
+        }
+    for (int32_t k = 0; averaged && k < hidden; k++)
+        out[k] /= (float)parts;
+    if (projector->norm.weight)
         mp_norm_row(&projector->norm, out, out);
+}
+
+/* Components between two rows of `gathered`. */
+static int64_t gathered_step(const mp_vision *vision, const mp_projector *projector) {
+    return projector->first.K + (vision->averaged ? vision->image_encoder.hidden : 0);
 }
 
 /* Computes the vectors of a projector in rows [row0, row1) of the tile. The layers before it must be complete. */
@@ -430,6 +451,7 @@ static void project(const job_run *run, const mp_team_thread *thread, int index,
     const mp_linear *first = &projector->first, *second = &projector->second;
     const bool two = second->parts > 0;
     const int M = row1 - row0;
+    const int64_t step = gathered_step(vision, projector);
     const int64_t ld = mp_vision_row(vision), at = index < vision->taps ? (int64_t)vision->width * (1 + index) : 0;
     float *out = job->tile->rows + row0 * ld + at;
     mp_epilogue plain = {0}, activate = {.act = vision->act};
@@ -437,9 +459,9 @@ static void project(const job_run *run, const mp_team_thread *thread, int index,
     mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)
         gather(vision, projector, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r,
-               run->gathered + r * first->K);
+               run->gathered + r * step);
     mp_team_barrier(thread);
-    mp_linear_forward(first, thread, run->gathered, first->K, M, run->acts, NULL, NULL, two ? &activate : &plain,
+    mp_linear_forward(first, thread, run->gathered, step, M, run->acts, NULL, NULL, two ? &activate : &plain,
                       two ? run->inner : out, two ? first->N : ld);
     if (!two)
         return;
@@ -523,7 +545,7 @@ static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lea
     run->rows = run->rows > grain ? run->rows : grain < most ? grain : most;
     const int part_rows = mp_vit_part_rows(image_encoder, job->image.n, part_ops);
     const size_t f = sizeof(float), count = (size_t)run->rows, threads = run->own_bytes * (size_t)lease->threads;
-    const size_t gathered = mp_arena_cost(count * (size_t)last->first.K * f);
+    const size_t gathered = mp_arena_cost(count * (size_t)gathered_step(vision, last) * f);
     size_t inner = 0, acts = 0;
     for (int p = 0; p <= vision->taps; p++) {
         const mp_projector *projector = &vision->projectors[p];

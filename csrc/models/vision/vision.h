@@ -2,6 +2,7 @@
  * into rows of the decoder's width. These rows replace the token embeddings at the placeholders of the prompt.
  *
  *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
+ *   pixels -> image network -> norm -> mean of merge * merge patches -> norm -> linear -> rows  (Gemma 3)
  *
  * With DeepStack (arXiv:2406.04334), further projectors read the patches after earlier layers of the image network
  * (taps). Each adds a vector to every row of the tile. The decoder adds them to the image rows after its first layers
@@ -30,7 +31,7 @@ enum { MP_VISION_MAX_PATCHES = 16384 /* in one tile */, MP_VISION_MAX_TAPS = 8 }
 
 typedef struct mp_projector {
     int32_t layers;          /* it reads the patches after this number of layers of the image network */
-    mp_norm norm;            /* taps only: norms merge * merge patches, side by side, as one row */
+    mp_norm norm;            /* taps: norms merge * merge patches, side by side, as one row; means: norms the mean */
     mp_linear first, second; /* second: without parts if the projector has only one layer */
 } mp_projector;
 
@@ -38,6 +39,7 @@ struct mp_vision { /* the image part of a decoder; immutable once loaded */
     mp_vit image_encoder;  /* without a head; with its final norm only if the model uses that norm */
     int32_t merge;         /* merge * merge patches become one row */
     bool keep_class;       /* the class token becomes a row, too */
+    bool averaged;         /* the projector of the last layer reads the mean of the patches, not all of them */
     mp_act act;
     mp_projector projectors[MP_VISION_MAX_TAPS + 1]; /* those of the taps, by layer, then that of the last layer */
     int taps;

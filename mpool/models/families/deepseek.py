@@ -7,10 +7,11 @@ expert groups, shared experts and, in V3, a learned correction bias of the route
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
+from .experts import complete_routing, read_experts, read_groups, read_routing, set_routing
 from .llama import decoder_row, expert_tensors, finish, read_scaling
 from .reading import MAX_WIDTH, activation, require_values, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
@@ -66,24 +67,21 @@ def _read(config: Fields, row: Architecture) -> Config:
     _rope(config, kv, a, plain + rotated)
     kv["mpool.rope_neox"] = not config.bool("rope_interleave", True) if is_v3 else False
     kv["mpool.activation"] = activation(config, "hidden_act", row.activation)
-    experts = config.int("n_routed_experts", 256 if is_v3 else 64, low=1, high=4096)
-    width = config.int("moe_intermediate_size", 2048 if is_v3 else 1407, low=1, high=MAX_WIDTH)
-    kv[f"{a}.expert_count"] = experts
-    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", 8, low=1, high=experts)
-    kv[f"{a}.expert_feed_forward_length"] = width
+    used |= read_experts(config, kv, a, {"n_routed_experts": 256 if is_v3 else 64, "num_experts_per_tok": 8,
+                                         "moe_intermediate_size": 2048 if is_v3 else 1407})
+    width = cast(int, kv[f"{a}.expert_feed_forward_length"])
     kv[f"{a}.expert_shared_feed_forward_length"] = width * config.int("n_shared_experts", 1 if is_v3 else 2, low=0,
                                                                       high=64)
     kv[f"{a}.leading_dense_block_count"] = min(layers, config.int("first_k_dense_replace", 3 if is_v3 else 0, low=0))
-    kv["mpool.expert_gate"] = "sigmoid" if is_v3 else "softmax"
-    kv["mpool.expert_corrected"] = is_v3
-    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", True) if is_v3 else False
-    kv["mpool.expert_scale"] = config.number("routed_scaling_factor", 2.5 if is_v3 else 1.0, above=0.0)
     method = config.str("topk_method", "noaux_tc" if is_v3 else "greedy")
     if method not in (("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")):
         unsupported(config, "topk_method", "noaux_tc" if is_v3 else "greedy and group_limited_greedy")
-    if method != "greedy":
-        read_groups(config, kv, experts, config.int("n_group", 8 if is_v3 else 1, low=1, high=experts),
-                config.int("topk_group", 4 if is_v3 else 1, low=1))
+    if is_v3:
+        read_routing(config, kv, a, 2.5, (8, 4))
+    else:
+        set_routing(kv, normalise=False, scale=config.number("routed_scaling_factor", 1.0, above=0.0), sigmoid=False)
+        if method != "greedy":
+            read_groups(config, kv, a, 1, 1)
     require_values(config, {"moe_layer_freq": (None, 1), "scoring_func": (None, kv["mpool.expert_gate"]),
                             "ep_size": (None, 1)})
     if not is_v3 and config.bool("norm_topk_prob", False):
@@ -91,10 +89,9 @@ def _read(config: Fields, row: Architecture) -> Config:
     return finish(config, row, kv, used | {
         "num_key_value_heads", "rms_norm_eps", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank",
         "q_lora_rank", "rope_theta", "rope_scaling", "rope_parameters", "rope_interleave", "hidden_act",
-        "n_routed_experts", "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
-        "n_shared_experts", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor", "topk_method",
-        "n_group", "topk_group", "moe_layer_freq", "scoring_func", "ep_size", "aux_loss_alpha", "seq_aux", "head_dim",
-        "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers", "auto_map", "output_router_logits"})
+        "num_experts", "n_shared_experts", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor",
+        "topk_method", "n_group", "topk_group", "moe_layer_freq", "scoring_func", "ep_size", "aux_loss_alpha",
+        "seq_aux", "head_dim", "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers", "auto_map"})
 
 
 def _heads(kv: dict[str, Value], a: str, key: int, value: int) -> None:
@@ -117,15 +114,6 @@ def _rope(config: Fields, kv: dict[str, Value], a: str, key: int) -> None:
         kv["mpool.attention_scale"] = (0.1 * by * math.log(factor) + 1) ** 2 / math.sqrt(key)
 
 
-def read_groups(config: Fields, kv: dict[str, Value], experts: int, groups: int, chosen: int) -> None:
-    """Set the groups of experts, and how many of them a router uses."""
-    if experts % groups:
-        config.fail("n_group", groups, f"a divisor of the {experts} experts")
-    if chosen > groups:
-        config.fail("topk_group", chosen, f"at most {groups}, the number of groups")
-    kv["mpool.expert_groups"], kv["mpool.expert_groups_used"] = groups, chosen
-
-
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     whole = f"{name}.attention.key_length_mla" in table
     mla = "_mla" if whole else ""
@@ -142,13 +130,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     gate = table.int(f"{name}.expert_gating_func", 1)
     if gate not in (0, 1, 2):
         table.fail(f"{name}.expert_gating_func", gate, "1 (softmax) or 2 (sigmoid)")
-    kv["mpool.expert_gate"] = "sigmoid" if gate == 2 else "softmax"
-    kv["mpool.expert_corrected"] = gate == 2
-    kv["mpool.expert_normalise"] = table.bool(f"{name}.expert_weights_norm", False)
-    kv["mpool.expert_scale"] = table.number(f"{name}.expert_weights_scale", 1.0) or 1.0
-    experts = table.int(f"{name}.expert_count", low=1, high=4096)
-    groups = table.int(f"{name}.expert_group_count", 1, low=1, high=experts)
-    read_groups(table, kv, experts, groups, table.int(f"{name}.expert_group_used_count", groups, low=1))
+    complete_routing(table, name, kv, normalise=False, sigmoid=gate == 2)
     if table.str(f"{name}.rope.scaling.type", "none") == "yarn":
         # the published models scale the attention scores, and do not scale the rotated queries and keys
         factor = table.number(f"{name}.rope.scaling.factor", above=0.0)

@@ -55,17 +55,14 @@ _TENSORS = (
 
 def _read(config: Fields, row: Architecture) -> Config:
     values: dict[str, Any] = {"sliding_window": 128, **config.values}
+    if "experts_per_token" in values:
+        values.setdefault("num_experts_per_tok", values["experts_per_token"])
     if values.get("rope_parameters") is None and values.get("rope_scaling") is None:
         values["rope_scaling"] = _YARN
     config = Fields(values, file=config.file, at=config.at)
     kv, used = read_common(config, row, theta=150000.0, period=2, acts=("silu",))
-    experts = config.int("num_local_experts" if "num_local_experts" in config else "num_experts", 128, low=1, high=4096)
     width = config.int("intermediate_size", low=1, high=MAX_WIDTH)
     hidden = config.int("hidden_size", low=1, high=MAX_WIDTH)
-    kv["gpt_oss.expert_count"] = experts
-    chosen = "num_experts_per_tok" if "num_experts_per_tok" in config else "experts_per_token"
-    kv["gpt_oss.expert_used_count"] = config.int(chosen, 4, low=1, high=experts)
-    kv["gpt_oss.expert_feed_forward_length"] = width
     kv["mpool.expert_clamp"] = config.number("swiglu_limit", _LIMIT, above=0.0)
     require_values(config, {"swiglu_alpha": (None, _ALPHA), "attention_bias": (None, True)})
     quantised = config.section("quantization_config", None)
@@ -77,12 +74,11 @@ def _read(config: Fields, row: Architecture) -> Config:
             if size % _ITEMS:
                 config.fail(name, size, f"a multiple of {_ITEMS}, the size of an MXFP4 block")
     found = finish(config, row, kv, used | {
-        "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "swiglu_limit", "swiglu_alpha",
-        "attention_bias", "output_router_logits", "router_aux_loss_coef", "quantization_config",
+        "experts_per_token", "swiglu_limit", "swiglu_alpha", "attention_bias", "quantization_config",
         "initial_context_length"})
     if found.tied:
         unsupported(config, "tie_word_embeddings", "false")
-    found.sizes = {"G": 2 * width, "B": hidden // _ITEMS, "b": width // _ITEMS, "C": _CODES, "experts": experts,
+    found.sizes = {"G": 2 * width, "B": hidden // _ITEMS, "b": width // _ITEMS, "C": _CODES, "experts": 1,
                    "packed": int(quantised is not None), "unpacked": int(quantised is None)}
     return found
 
@@ -97,6 +93,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 ROWS = (
     decoder_row("gpt_oss", ("GptOssForCausalLM",), _TENSORS, read=_read, complete=_complete,
                 model_types=("gpt_oss",), gguf=("gpt-oss",),
-                defaults={"num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5},
+                defaults={"num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5, "num_experts": 128,
+                          "num_experts_per_tok": 4},
                 handled=frozenset({"expert_count", "expert_used_count"})),
 )

@@ -10,6 +10,7 @@ from typing import cast
 
 from ..fields import Fields
 from ..spec import Value
+from .experts import read_experts
 from .llama import ATTENTION_BIAS, BIASES, EXPERTS, decoder, decoder_row, finish, read_common
 from .mamba import ATTENTION, MAMBA, complete_mamba, kv_heads, mamba_sizes, mamba_tensors, mix, read_mamba
 from .reading import MAX_LAYERS, MAX_WIDTH
@@ -82,9 +83,8 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
         inner = config.int("mamba_expand", 2, low=1, high=64) * cast(int, kv[f"{a}.embedding_length"])
         used |= read_mamba(config, kv, a, {"heads": 128, "head": 1, "groups": 1, "state": 256}, inner=inner)
     if experts:
-        kv[f"{a}.expert_count"] = experts
-        kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", 2, low=1, high=experts)
-        kv[f"{a}.expert_feed_forward_length"] = config.int("intermediate_size", 11008, low=1, high=MAX_WIDTH)
+        read_experts(config, kv, a, {"num_local_experts": experts, "num_experts_per_tok": 2,
+                                      "intermediate_size": 11008}, "intermediate_size")
         kv[f"{a}.expert_shared_feed_forward_length"] = width
     if config.str("position_embedding_type", None, limit=64) != "rope":
         kv["mpool.rope_layers"] = [-1] * len(mixers)
@@ -97,7 +97,7 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
     return found
 
 
-def _read_experts(config: Fields, row: Architecture) -> Config:
+def _read_shared(config: Fields, row: Architecture) -> Config:
     found = _read(config, row)
     if config.get("model_type") == "granitemoeshared":
         width = config.int("shared_intermediate_size", 1024, low=0, high=MAX_WIDTH)
@@ -134,7 +134,7 @@ ROWS = (
     decoder_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete, biases=BIASES,
                 handled=_SCALES),
     decoder_row("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _MOE,
-                read=_read_experts, complete=_complete, model_types=("granitemoe", "granitemoeshared"),
+                read=_read_shared, complete=_complete, model_types=("granitemoe", "granitemoeshared"),
                 biases=ATTENTION_BIAS, handled=EXPERTS | _SCALES,
                 defaults={"num_experts": 8, "num_experts_per_tok": 2}),
     decoder_row("granitehybrid", ("GraniteMoeHybridForCausalLM",), _HYBRID, read=_read_hybrid,

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
+from .experts import complete_routing, read_routing
 from .llama import attention_tensors, decoder, decoder_row, finish, read_common
 from .reading import MAX_LAYERS, MAX_WIDTH, mixed_layers, require_values
 from .rows import Architecture, Config, Tensor, layer
@@ -137,23 +138,13 @@ def _read_network(config: Fields, row: Architecture, used: set[str], attends: li
 
 def _read_moe(config: Fields, row: Architecture) -> Config:
     found, a = _read_network(config, row, {
-        "num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_dense_layers", "norm_topk_prob",
-        "use_expert_bias", "routed_scaling_factor", "output_router_logits"}), row.name
+        "num_dense_layers", "use_expert_bias", "norm_topk_prob", "routed_scaling_factor"}), row.name
     kv, layers = found.kv, cast(int, found.kv[f"{a}.block_count"])
     config.list("layer_types", of=str)  # has no default in this class
-    experts = config.int("num_experts", 32, low=1, high=4096)
-    kv[f"{a}.expert_count"] = experts
-    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", 4, low=1, high=experts)
-    kv[f"{a}.expert_feed_forward_length"] = config.int("moe_intermediate_size", 1792, low=1, high=MAX_WIDTH)
     kv[f"{a}.leading_dense_block_count"] = min(layers, config.int("num_dense_layers", 2, low=0))
-    _route(kv, normalise=config.bool("norm_topk_prob", True), corrected=config.bool("use_expert_bias", True),
-           scale=config.number("routed_scaling_factor", 1.0, above=0.0))
+    read_routing(config, kv, a)
+    kv["mpool.expert_corrected"], kv["mpool.expert_epsilon"] = config.bool("use_expert_bias", True), _EPSILON
     return found
-
-
-def _route(kv: dict[str, Value], *, normalise: bool, corrected: bool, scale: float) -> None:
-    kv["mpool.expert_gate"], kv["mpool.expert_epsilon"] = "sigmoid", _EPSILON
-    kv["mpool.expert_normalise"], kv["mpool.expert_corrected"], kv["mpool.expert_scale"] = normalise, corrected, scale
 
 
 def _read_embedder(config: Fields, row: Architecture) -> Config:
@@ -183,10 +174,9 @@ def _complete_moe(table: Fields, name: str, kv: dict[str, Value]) -> None:
     require_values(table, {f"{name}.expert_gating_func": (None, 2)})  # sigmoid
     layers = cast(int, kv[f"{name}.block_count"])
     kv[f"{name}.leading_dense_block_count"] = min(layers, table.int(f"{name}.leading_dense_block_count", 0, low=0))
-    table.int(f"{name}.expert_count", low=1, high=4096)
     table.int(f"{name}.expert_feed_forward_length", low=1, high=MAX_WIDTH)
-    _route(kv, normalise=table.bool(f"{name}.expert_weights_norm", True), corrected=True,
-           scale=table.number(f"{name}.expert_weights_scale", 1.0) or 1.0)
+    complete_routing(table, name, kv)
+    kv["mpool.expert_epsilon"] = _EPSILON
 
 
 def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
@@ -198,9 +188,11 @@ def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, 
             "corrected": int(kv.get("mpool.expert_corrected", False))}
 
 
-def _row(name: str, *others: Any, handled: tuple[str, ...] = (), **more: Any) -> Architecture:
+def _row(name: str, *others: Any, handled: tuple[str, ...] = (), usual: dict[str, int] | None = None,
+         **more: Any) -> Architecture:
     common: dict[str, Any] = {
-        "extra_sizes": _extra_sizes, "biases": ("conv_bias",), "defaults": {"num_key_value_heads": 8, "norm_eps": 1e-5},
+        "extra_sizes": _extra_sizes, "biases": ("conv_bias",),
+        "defaults": {"num_key_value_heads": 8, "norm_eps": 1e-5, **(usual or {})},
         "handled": frozenset({"attention.head_count_kv", "shortconv.l_cache", *handled})}
     return replace(decoder_row(name, *others, **common), **more)
 
@@ -209,6 +201,7 @@ ROWS = (
     _row("lfm2", ("Lfm2ForCausalLM",), (*_SHARED, *_feed_forward()), read=_read, complete=_complete),
     *(_row("lfm2moe", ("Lfm2MoeForCausalLM",), (*_SHARED, *_feed_forward("in dense"), *experts), read=_read_moe,
            complete=_complete_moe, model_types=("lfm2_moe",), marker=marker,
+           usual={"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792},
            handled=("expert_count", "expert_used_count", "expert_gating_func", "expert_weights_scale"))
       for experts, marker in ((_EXPERTS, ("", "")),
                               (_JOINED, ("feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight")))),

@@ -9,6 +9,7 @@ from typing import Any, cast
 from ...records import logger
 from ..fields import REQUIRED, Fields
 from ..spec import Value
+from .experts import read_experts
 from .reading import ALL_ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
@@ -129,22 +130,6 @@ def read_decoder(config: Fields, row: Architecture) -> Config:
     return finish(config, row, kv, used)
 
 
-def _read_experts(config: Fields, row: Architecture, kv: dict[str, Value]) -> set[str]:
-    """Read the number and size of experts, if the row's defaults have them, and return the keys that were read. An
-    expert has the size of a dense MLP unless ``moe_intermediate_size`` is one of the defaults."""
-    a, usual = row.name, row.defaults
-    if "num_experts" not in usual:
-        return set()
-    key = "num_experts" if "num_experts" in config else "num_local_experts"
-    experts = config.int(key, usual["num_experts"], low=1, high=4096)
-    kv[f"{a}.expert_count"] = experts
-    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", usual["num_experts_per_tok"], low=1, high=experts)
-    kv[f"{a}.expert_feed_forward_length"] = kv[f"{a}.feed_forward_length"] if "moe_intermediate_size" not in usual \
-        else config.int("moe_intermediate_size", usual["moe_intermediate_size"], low=1, high=MAX_WIDTH)
-    return {"num_experts", "num_local_experts", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef",
-            "router_jitter_noise", *({"moe_intermediate_size"} & set(usual))}
-
-
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
                 period: int = 0, epsilon: str = "rms_norm_eps",
                 acts: tuple[str, ...] = ALL_ACTIVATIONS) -> tuple[dict[str, Value], set[str]]:
@@ -189,7 +174,8 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     compose_rope(kv, row, read_window(config, kv, row, period))
     kv["mpool.rope_neox"] = row.rope_neox
     kv["mpool.activation"] = activation(config, act, row.activation, acts)
-    return kv, used | _read_experts(config, row, kv) | {
+    experts = read_experts(config, kv, a, usual) if "num_experts" in usual else set()
+    return kv, used | experts | {
                        "num_key_value_heads", epsilon, "head_dim", "rope_theta", "rope_scaling",
                        "rope_parameters", "original_max_position_embeddings", "sliding_window", "use_sliding_window",
                        "max_window_layers", "layer_types", "partial_rotary_factor", act,

@@ -17,8 +17,8 @@ from .rows import Tensor, layer
 
 #: Values of ``mpool.layer_mixers``.
 ATTENTION, MAMBA = 0, 3
-#: Most heads and taps, and most components of a head or of its state; the C core has the same limits.
-MOST_HEADS, MOST_TAPS, MOST_COMPONENTS = 4096, 16, 1024
+#: Most heads and taps, most components of a head or of its state, and the largest step; the C core has the same limits.
+MOST_HEADS, MOST_TAPS, MOST_COMPONENTS, MOST_STEP = 4096, 16, 1024, 1e9
 #: Keys that change no computation: the sizes of chunks of other implementations, and the range of initial values.
 #: ``time_step_min`` limits the steps of prompts in transformers, but neither those of its generation, nor those of the
 #: code that the models were published with.
@@ -100,9 +100,9 @@ def _read_limits(config: Fields, kv: dict[str, Value]) -> None:
     limits = config.list("time_step_limit", [0.0, math.inf], limit=16)
     limits = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits]
     if len(limits) != 2 or any(type(limit) not in (int, float) for limit in limits) \
-            or not 0 <= limits[0] <= limits[1] or math.isinf(limits[0]):
+            or not 0 <= limits[0] <= limits[1] or limits[0] > MOST_STEP or MOST_STEP < limits[1] < math.inf:
         config.fail("time_step_limit", [describe(limit) for limit in limits],
-                    "two numbers of at least 0 in ascending order, the second of which may be Infinity")
+                    f"two numbers from 0 to {MOST_STEP:g} in ascending order, the second of which may be Infinity")
     low, high = map(float, limits)
     if low > 0:
         kv["mpool.step_low"] = low

@@ -1,7 +1,7 @@
 """NVIDIA's Nemotron-H (arXiv:2504.03624), Nemotron Nano 2 and Nemotron 3.
 
 Each layer has one block: Mamba-2, attention without positions, a network with squared ReLU and no gates, or experts of
-that kind beside a shared expert.
+that kind beside a shared expert. The experts of Nemotron 3 Super see projections of the rows to fewer components.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 from ..fields import Fields
 from ..spec import Value
-from .deepseek import read_groups
+from .experts import complete_routing, read_experts, read_routing
 from .llama import attention_tensors, decoder_row, finish, read_common
 from .mamba import ATTENTION, MAMBA, Names, complete_mamba, kv_heads, mamba_sizes, mamba_tensors, mix, read_mamba
-from .reading import MAX_LAYERS, MAX_WIDTH, require_values, unsupported
+from .reading import MAX_LAYERS, MAX_WIDTH, require_values
 from .rows import Architecture, Config, Tensor, layer
 
 _MIXER = "layers.{}.mixer"
@@ -30,20 +30,26 @@ _TENSORS = (
     *(tensor for name, shape in (("up", "SD"), ("down", "DS"))
       for tensor in layer(f"{_MIXER}.shared_experts.{name}_proj", f"ffn_{name}_shexp", shape, bias=shape[0],
                           when="in sparse", biased="if mlp_bias in sparse")),
+    *layer(f"{_MIXER}.fc1_latent_proj", "ffn_latent_down", "ZD", bias="Z", when="if latent in sparse",
+           biased="if latent_bias in sparse"),
+    *layer(f"{_MIXER}.fc2_latent_proj", "ffn_latent_up", "DZ", bias="D", when="if latent in sparse",
+           biased="if latent_bias in sparse"),
     *layer(f"{_MIXER}.gate", "ffn_gate_inp", "XD", when="in sparse"),
     Tensor(f"{_MIXER}.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias", "X", "in sparse"),
-    *layer(f"{_MIXER}.experts.{{x}}.up_proj", "ffn_up.{x}", "ND", when="folder in sparse"),
-    *layer(f"{_MIXER}.experts.{{x}}.down_proj", "ffn_down.{x}", "DN", when="folder in sparse"),
-    Tensor("", "blk.{}.ffn_up_exps.weight", "XND", "in sparse"),
-    Tensor("", "blk.{}.ffn_down_exps.weight", "XDN", "in sparse"),
+    *layer(f"{_MIXER}.experts.{{x}}.up_proj", "ffn_up.{x}", "NZ", when="folder in sparse"),
+    *layer(f"{_MIXER}.experts.{{x}}.down_proj", "ffn_down.{x}", "ZN", when="folder in sparse"),
+    Tensor("", "blk.{}.ffn_up_exps.weight", "XNZ", "in sparse"),
+    Tensor("", "blk.{}.ffn_down_exps.weight", "XZN", "in sparse"),
 )
 #: Kinds of layers: in ``hybrid_override_pattern``, in ``layers_block_type``, and there in older files.
 _KINDS = {"M": ("linear_attention", "mamba"), "*": ("full_attention", "attention"), "-": ("mlp",), "E": ("moe",)}
 #: Values of ``mpool.layer_blocks``.
 _MIXES, _FEEDS = 1, 2
 _FIXED: dict[str, tuple[object, ...]] = {
-    "mamba_hidden_act": (None, "silu"), "moe_latent_size": (None,), "mamba_proj_bias": (None, False),
-    "mlp_hidden_act": (None, "relu2")}
+    "mamba_hidden_act": (None, "silu"), "mamba_proj_bias": (None, False), "mlp_hidden_act": (None, "relu2")}
+_OF_EXPERTS = {"n_routed_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "n_group",
+               "moe_shared_expert_intermediate_size", "moe_latent_size", "norm_topk_prob", "routed_scaling_factor",
+               "topk_group"}
 #: Keys that change no computation, or not one of its results beyond rounding.
 _UNUSED = {"num_logits_to_keep", "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
            "residual_in_fp32", "rescale_prenorm_residual", "mtp_layers_block_type", "mtp_hybrid_override_pattern",
@@ -90,29 +96,20 @@ def _read(config: Fields, row: Architecture) -> Config:
         _read_experts(config, kv, row.name)
     require_values(config, _FIXED)
     found = finish(plain, row, kv, used | _UNUSED | {
-        *_FIXED, "hybrid_override_pattern", "layers_block_type", "use_bias", "use_conv_bias", "n_routed_experts",
-        "num_experts_per_tok", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "norm_topk_prob",
-        "routed_scaling_factor", "n_group", "topk_group", "rms_norm_eps"})
-    proj = int(config.bool("use_bias", False))
-    found.sizes |= {"proj_bias": proj, "out_bias": proj, "conv_bias": int(config.bool("use_conv_bias", True))}
+        *_FIXED, *_OF_EXPERTS, "hybrid_override_pattern", "layers_block_type", "use_bias", "use_conv_bias",
+        "rms_norm_eps"})
+    proj, latent = int(config.bool("use_bias", False)), kv.get(f"{row.name}.moe_latent_size", 0) != 0
+    found.sizes |= {"proj_bias": proj, "out_bias": proj, "conv_bias": int(config.bool("use_conv_bias", True)),
+                    "latent_bias": int(latent) & found.sizes["mlp_bias"]}
     return found
 
 
 def _read_experts(config: Fields, kv: dict[str, Value], a: str) -> None:
-    experts = config.int("n_routed_experts", 8, low=1, high=4096)
-    kv[f"{a}.expert_count"] = experts
-    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", 2, low=1, high=experts)
-    kv[f"{a}.expert_feed_forward_length"] = config.int("moe_intermediate_size", 7688, low=1, high=MAX_WIDTH)
+    read_experts(config, kv, a, {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688})
     kv[f"{a}.expert_shared_feed_forward_length"] = config.int("moe_shared_expert_intermediate_size", 7688, low=1,
                                                               high=MAX_WIDTH)
-    _route(kv, config.bool("norm_topk_prob", True), config.number("routed_scaling_factor", 1.0, above=0.0))
-    read_groups(config, kv, experts, config.int("n_group", 1, low=1, high=experts),
-                config.int("topk_group", 1, low=1))
-
-
-def _route(kv: dict[str, Value], normalise: bool, scale: float) -> None:
-    kv["mpool.expert_gate"], kv["mpool.expert_corrected"] = "sigmoid", True
-    kv["mpool.expert_normalise"], kv["mpool.expert_scale"] = normalise, scale
+    kv[f"{a}.moe_latent_size"] = config.int("moe_latent_size", 0, low=1, high=MAX_WIDTH)  # null: no latents
+    read_routing(config, kv, a, groups=(1, 1))
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -128,21 +125,19 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     _compose(table, f"{name}.attention.head_count_kv", kv, kinds)
     if "M" in kinds:
         complete_mamba(table, name)
-    if table.int(f"{name}.moe_latent_size", 0, low=0):
-        unsupported(table, f"{name}.moe_latent_size", "experts without latent projections")
     if not experts:
         kv.pop(f"{a}.expert_used_count", None)
         return
-    _route(kv, table.bool(f"{name}.expert_weights_norm", True),
-           table.number(f"{name}.expert_weights_scale", 1.0) or 1.0)
-    groups = table.int(f"{name}.expert_group_count", 1, low=1, high=experts)
-    read_groups(table, kv, experts, groups, table.int(f"{name}.expert_group_used_count", groups, low=1))
+    kv[f"{a}.moe_latent_size"] = table.int(f"{name}.moe_latent_size", 0, low=0, high=MAX_WIDTH)
+    complete_routing(table, name, kv)
 
 
 def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
     found = mamba_sizes(kv, size, a)
     feeds = sum(1 << i for i, blocks in enumerate(kv["mpool.layer_blocks"]) if blocks == _FEEDS)
-    return {**found, "attention": found["attention"] & ~feeds, "mlp": feeds & ~size["sparse"]}
+    latent = kv.get(f"{a}.moe_latent_size", 0)
+    return {**found, "attention": found["attention"] & ~feeds, "mlp": feeds & ~size["sparse"], "latent": latent,
+            "Z": latent or size["D"]}
 
 
 ROWS = (
@@ -151,5 +146,5 @@ ROWS = (
                 biases=("mlp_bias",), remote=True, extra_sizes=_extra_sizes,
                 defaults={"num_key_value_heads": 8, "head_dim": 128, "layer_norm_epsilon": 1e-5},
                 handled=frozenset({"expert_count", "expert_used_count", "expert_shared_count", "expert_weights_scale",
-                                   "attention.head_count_kv", "feed_forward_length"})),
+                                   "attention.head_count_kv", "feed_forward_length", "moe_latent_size"})),
 )

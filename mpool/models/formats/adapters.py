@@ -35,16 +35,17 @@ MAX_PATTERNS = 4096
 #: Layers that adapters can update, by the names that the C core uses, without the number of the block.
 LAYERS = ("shortconv.in_proj", "shortconv.out_proj",
           "attn_q", "attn_k", "attn_v", "attn_output", "attn_head_gate", "ffn_gate", "ffn_up", "ffn_down",
-          "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+          "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_latent_down", "ffn_latent_up",
           "attn_qkv", "attn_gate", "ssm_in", "ssm_beta", "ssm_alpha", "ssm_ba", "ssm_out")
-#: Layers of gated delta nets whose value heads GGUF files may have in another order than folders.
-_OF_VALUE_HEADS = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out")
 _LAYER = re.compile(r"blk\.\{\}\.(" + "|".join(map(re.escape, LAYERS)) + r")\.weight")
 _PART = re.compile(r"(.+)\[(\d+)\]")
-#: Architectures whose GGUF files interleave the halves of each head in the rows of queries and keys.
-_INTERLEAVED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3"})
+#: Architectures whose GGUF files interleave the halves of each head in the rows of queries and keys. Those of
+#: nemotron_h do so although it has no RoPE: llama.cpp's converter treats its attention as Granite's.
+_INTERLEAVED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3", "nemotron_h"})
 #: Architectures whose GGUF files have other orders of value heads than folders.
 _TILED = frozenset({"qwen35", "qwen35moe"})
+#: Layers of Falcon-H1 whose weights GGUF files hold times factors, which they do not state.
+_MULTIPLIED = ("attn_q", "attn_k", "attn_v", "attn_output", "ssm_in", "ssm_out", "ffn_gate", "ffn_down")
 #: Keys of patterns without operators: see :class:`_Pattern`.
 _PLAIN_KEY = re.compile(r"\^?(?:[\w.-]|\\\.)+")
 _PEFT_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[A-Za-z0-9_-]+)?\.weight")
@@ -156,7 +157,7 @@ def updates_of(paths: Sequence[str], found: Mapping[str, dict[str, TensorEntry]]
     for name, sides in found.items():
         module = _without_prefix(name, rows, modules)
         if module not in modules:
-            _unknown(paths[0], name, modules)
+            _unknown(paths[0], name, modules, base, False)
         entries[module] = sides
     _checked_scale(paths[0], "lora_alpha", tasks.scale * tasks.rank, tasks.scale)
     updates: list[LowRank] = []
@@ -201,8 +202,8 @@ def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -
     assert isinstance(layers, int)
     # DeBERTa: loading multiplies attn_q and attn_k into the learned queries and keys of distances, so they are fixed
     fixed: tuple[str, ...] = ("attn_q", "attn_k") if "rel_embd.weight" in shapes else ()
-    if "mpool.layer_mixers" in base.spec.kv and _heads_differ(base, gguf):
-        fixed = _OF_VALUE_HEADS
+    if base.spec.architecture == "falcon_h1" and gguf != _is_gguf(base):
+        fixed = _MULTIPLIED
     found: dict[str, list[tuple[_Part, ...]]] = {}
     fused: dict[str, dict[int, _Part]] = {}
     for tensor in dict.fromkeys(tensor for row in rows for tensor in row.tensors):
@@ -228,11 +229,8 @@ def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -
     return found
 
 
-def _heads_differ(base: ModelDescription, gguf: bool) -> bool:
-    """Return True if the model and an adapter have the value heads of gated delta nets in different orders."""
-    kv, name = base.spec.kv, base.spec.architecture
-    several = kv.get(f"{name}.ssm.time_step_rank") != kv.get(f"{name}.ssm.group_count")
-    return name in _TILED and several and gguf != bool(kv.get("mpool.tiled_heads"))
+def _is_gguf(base: ModelDescription) -> bool:
+    return not base.spec.files[0].endswith(".safetensors")
 
 
 def _last_parts(modules: Iterable[str]) -> dict[str, None]:
@@ -240,11 +238,15 @@ def _last_parts(modules: Iterable[str]) -> dict[str, None]:
     return dict.fromkeys(name.rpartition(".")[2] for name in modules)
 
 
-def _unknown(path: str, module: str, modules: Mapping[str, object]) -> NoReturn:
+def _unknown(path: str, module: str, modules: Mapping[str, object], base: ModelDescription, gguf: bool) -> NoReturn:
     supported = ", ".join(_last_parts(modules))
+    hint = "Train the adapter with these modules as target_modules, or merge it into the model with merge_and_unload " \
+        "of PEFT"
+    if base.spec.architecture == "falcon_h1" and gguf != _is_gguf(base):
+        hint = "GGUF files of Falcon-H1 hold weights times factors, which folders state separately: use a model and " \
+            "an adapter of the same format"
     raise Unsupported(f"{path}: the adapter updates {shorten(module)}; in this model, mpool supports adapters of "
-                      f"{supported}", hint="Train the adapter with these modules as target_modules, or merge it into "
-                      "the model with merge_and_unload of PEFT")
+                      f"{supported}", hint=hint)
 
 
 # ---- matrices ------------------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ def pairs_of(paths: Sequence[str], entries: Mapping[str, dict[str, TensorEntry]]
 
 
 def _split(paths: Sequence[str], pair: _Pair, choices: list[tuple[_Part, ...]], scale: float,
-           heads: Mapping[str, int]) -> Iterator[LowRank]:
+           orders: Mapping[str, tuple[int, ...]]) -> Iterator[LowRank]:
     """Yield the update of each layer that a module consists of.
 
     Args:
@@ -294,7 +296,7 @@ def _split(paths: Sequence[str], pair: _Pair, choices: list[tuple[_Part, ...]], 
         pair: matrices of the module.
         choices: the layers of the module, for each way in which it may be stored.
         scale: factor of the update.
-        heads: see :func:`_reordered_heads`.
+        orders: see :func:`_orders`.
     """
     parts = next((parts for parts in choices if sum(part.rows for part in parts) == pair.b.shape[0]), choices[0])
     outputs, width = sum(part.rows for part in parts), parts[0].width
@@ -306,7 +308,8 @@ def _split(paths: Sequence[str], pair: _Pair, choices: list[tuple[_Part, ...]], 
     for part in parts:
         b = replace(pair.b, shape=(part.rows, pair.b.shape[1]), offset=pair.b.offset + first * row_bytes,
                     nbytes=part.rows * row_bytes)
-        yield LowRank(part.name, pair.a, b, scale, heads.get(part.name.rpartition(".")[2], 0))
+        order = orders.get(part.name.partition(".")[2].partition(".")[2], ())
+        yield LowRank(part.name, pair.a, b, scale, *(((), order) if part.name.endswith("ssm_out") else (order,)))
         first += part.rows
 
 
@@ -335,20 +338,34 @@ def _checked_scale(path: str, field: str, alpha: float, scale: float) -> float:
     return scale
 
 
-def _reordered_heads(base: ModelDescription, gguf: bool) -> dict[str, int]:
-    """Return kinds of layers -> heads whose rows the model and the adapter have in different orders.
-
-    The number is positive if the halves of each head stand one after the other in the adapter and are interleaved in
-    the model, negative in the opposite case.
-    """
-    interleaved = not base.spec.files[0].endswith(".safetensors")
-    name = base.spec.architecture
-    if name not in _INTERLEAVED or interleaved == gguf:
+def _orders(base: ModelDescription, gguf: bool) -> dict[str, tuple[int, ...]]:
+    """Return kinds of layers -> order of an adapter's rows, or of its columns for ``ssm_out``, if the model has them in
+    another order: see ``LowRank``. ``gguf``: the adapter is one of llama.cpp, not of PEFT."""
+    kv, name, to_gguf = base.spec.kv, base.spec.architecture, _is_gguf(base)
+    if to_gguf == gguf:
         return {}
-    kv, sign = base.spec.kv, 1 if interleaved else -1
-    heads, kv_heads = kv[f"{name}.attention.head_count"], kv[f"{name}.attention.head_count_kv"]
-    assert isinstance(heads, int) and isinstance(kv_heads, int)
-    return {"attn_q": sign * heads, "attn_k": sign * kv_heads}
+
+    def size(key: str) -> int:
+        found = kv[f"{name}.{key}"]
+        assert isinstance(found, int)
+        return found
+
+    def order(first: int, outer: int, a: int, b: int, width: int) -> tuple[int, ...]:
+        """``a`` and ``b``: numbers of blocks within each other in folders; GGUF files have them the other way round."""
+        return (first, outer, a, b, width) if to_gguf else (first, outer, b, a, width)
+
+    if name in _TILED:
+        keys, heads = size("ssm.group_count"), size("ssm.time_step_rank")
+        channels, width = 2 * keys * size("ssm.state_size"), size("ssm.inner_size") // heads
+        values, each = (order(0, 1, keys, heads // keys, n) for n in (width, 1))
+        return {"attn_qkv": (channels, *values[1:]), "attn_gate": values, "ssm_out": values, "ssm_beta": each,
+                "ssm_alpha": each}
+    if name not in _INTERLEAVED:
+        return {}
+    heads = size("attention.head_count")
+    half = (size("attention.key_length") if f"{name}.attention.key_length" in kv
+            else size("embedding_length") // heads) // 2
+    return {"attn_q": order(0, heads, 2, half, 1), "attn_k": order(0, size("attention.head_count_kv"), 2, half, 1)}
 
 
 # ---- PEFT ----------------------------------------------------------------------------------------------------------
@@ -377,7 +394,7 @@ def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescript
         name, side = found["module"].removeprefix("base_model.model."), found["side"].lower()
         module = _without_prefix(name, rows, modules)
         if module not in modules:
-            _unknown(path, name, modules)
+            _unknown(path, name, modules, base, False)
         names[module] = name
         sides = entries.setdefault(module, {})
         if side in sides:
@@ -385,7 +402,7 @@ def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescript
         sides[side] = entry
     ranks, alphas = _Pattern.of(config, "rank_pattern"), _Pattern.of(config, "alpha_pattern")
     config.int("r", low=1, high=1 << 30)
-    stabilised, heads = config.bool("use_rslora", False), _reordered_heads(base, False)
+    stabilised, orders = config.bool("use_rslora", False), _orders(base, False)
     updates: list[LowRank] = []
     taken: dict[str, str] = {}
     for module, pair in pairs_of((path,), entries):
@@ -399,7 +416,7 @@ def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescript
         alpha = table.number(key)
         scale = _checked_scale(config.file, table.name(key), alpha,
                                alpha / (math.sqrt(actual) if stabilised else actual))
-        updates += _once(path, taken, names[module], _split((path,), pair, modules[module], scale, heads))
+        updates += _once(path, taken, names[module], _split((path,), pair, modules[module], scale, orders))
     return Adapter((path,), tuple(updates))
 
 
@@ -523,12 +540,12 @@ def _read_gguf_adapter(path: str, rows: Sequence[Architecture], base: ModelDescr
             raise Unsupported(f"{files[entry.file]}: tensor {shorten(entry.name)} is not a matrix of a linear layer; "
                               "mpool supports only tensors that end in .weight.lora_a and .weight.lora_b")
         if found["module"] not in modules:
-            _unknown(files[entry.file], found["module"], modules)
+            _unknown(files[entry.file], found["module"], modules, base, True)
         entries.setdefault(found["module"], {})[found["side"]] = entry
     updates: list[LowRank] = []
     taken: dict[str, str] = {}
-    heads = _reordered_heads(base, True)
+    orders = _orders(base, True)
     for module, pair in pairs_of(files, entries):
         scale = _checked_scale(path, "adapter.lora.alpha", alpha, alpha / pair.a.shape[0])
-        updates += _once(path, taken, module, _split(files, pair, modules[module], scale, heads))
+        updates += _once(path, taken, module, _split(files, pair, modules[module], scale, orders))
     return Adapter(tuple(os.path.abspath(file) for file in files), tuple(updates))

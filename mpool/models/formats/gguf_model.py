@@ -47,6 +47,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (0.0,), "use_parallel_residual": (False,), "rope.scale_linear": (1.0,),
     "expert_weights_scale": (0.0, 1.0), "expert_gating_func": (0, 1, 3),
     "rope.scaling.attn_factor": (1.0,), "rope.scaling.yarn_log_multiplier": (0.0,), "interleave_moe_layer_step": (),
+    "moe_latent_size": (0,),
 }
 
 #: Keys that some converters write as a list with one value per layer.
@@ -144,7 +145,8 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
         tokenizer=TokenizerSource(gguf=_with_prefix(raw, "tokenizer."), config={"file": path}),
-        chat_template=template(chat, file=path, field="tokenizer.chat_template"),
+        chat_template=template(chat, file=path, field="tokenizer.chat_template",
+                               tool_use=table.get("tokenizer.chat_template.tool_use")),
         embedding=embedding, generation=generation, license=_license(table),
         file_type=FILE_TYPES.get(kind) if isinstance(kind := table.get("general.file_type"), int) else None)
 

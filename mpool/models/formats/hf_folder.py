@@ -43,7 +43,7 @@ from .hf_parts import (
 from .pipelines import describe_pipeline
 
 
-def describe_folder(path: str, *, key: str, ref: str, repository: str = "") -> ModelDescription:
+def describe_folder(path: str, *, key: str, ref: str, repository: str = "", images: bool = True) -> ModelDescription:
     """Describe the model in a folder.
 
     Args:
@@ -52,6 +52,7 @@ def describe_folder(path: str, *, key: str, ref: str, repository: str = "") -> M
             ``tokenizer.json``.
         key, ref: key and reference of the model, stored in the result.
         repository: repository of the folder, ``org/name``, whose published settings apply (:mod:`.published`).
+        images: False to describe only the language model of a vision model that can be read without images.
 
     Raises:
         FormatError: a file is missing or malformed, refers to a path outside the folder, or contradicts another file.
@@ -62,11 +63,12 @@ def describe_folder(path: str, *, key: str, ref: str, repository: str = "") -> M
     if folder.has(PIPELINE_NAME):
         return describe_pipeline(folder, key=key, ref=ref)
     folder, template = published.completed(folder, repository)
-    found = router_folder.describe_router(folder, lambda side: _describe(side, key, ref)) or _describe(folder, key, ref)
+    found = router_folder.describe_router(folder, lambda side: _describe(side, key, ref)) \
+        or _describe(folder, key, ref, images)
     return found if template is None else replace(found, chat_template=template)
 
 
-def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
+def _describe(folder: Folder, key: str, ref: str, reads_images: bool = True) -> ModelDescription:
     """Describe the model in a folder that is not a pipeline and has no Router with two encoders."""
     images = image_folder.describe_modules(folder, key=key, ref=ref)
     if images is not None:
@@ -84,7 +86,7 @@ def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
     config = encoder.fields(CONFIG_NAME)
     if config.get("model_type") in image_folder.MODEL_TYPES:
         return image_folder.describe_images(folder, config, key=key, ref=ref)
-    if vision_folder.sees(folder, config):
+    if vision_folder.sees(folder, config, reads_images):
         return vision_folder.describe_vision(folder, config, key=key, ref=ref)
     scheme = hf_quantised.read_scheme(config)
     plain = config if scheme is None else Fields(

@@ -21,7 +21,7 @@ from ..spec import (
 )
 from ..tokenizer_classes import normalizer_settings
 from . import hf_config, hf_quantised, safetensors_header
-from .chat_templates import HARMONY_ENDS, template
+from .chat_templates import HARMONY_ENDS, TOOL_USE, template
 
 log = logger("mpool.models")
 
@@ -175,7 +175,7 @@ def chat_template(folder: Folder, config: Fields) -> str | None:
     """Return a folder's chat template, or None. ``config`` is its ``tokenizer_config.json``."""
     if folder.has("chat_template.jinja"):
         return template(folder.text("chat_template.jinja"), file=os.path.join(folder.path, "chat_template.jinja"),
-                        field="template")
+                        field="template", tool_use=folder.text(TOOL_USE) if folder.has(TOOL_USE) else None)
     value = config.get("chat_template")
     if value is None and folder.has("chat_template.json"):
         value = folder.fields("chat_template.json").get("chat_template")

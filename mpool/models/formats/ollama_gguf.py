@@ -2,8 +2,8 @@
 
 For some model families, Ollama's library has files with other key and tensor names than llama.cpp writes
 (https://github.com/ollama/ollama/blob/main/llama/compat/README.md lists them). Such a file may also contain an image
-encoder. :func:`image_tables` translates those of Qwen; of other families, mpool reads the language model only, and the
-model accepts text only.
+encoder. :func:`image_tables` translates those of Gemma 3 and Qwen; of other families, mpool reads the language model
+only, and the model accepts text only.
 """
 
 from __future__ import annotations
@@ -150,12 +150,42 @@ _IMAGE_KEYS = {name: name for name in (
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 
 
+#: Parts of tensor names of Gemma 3's image encoder in Ollama's files -> in llama.cpp's projector files.
+_GEMMA_IMAGE_NAMES = {"v.patch_embedding.": "v.patch_embd.", "v.position_embedding.": "v.position_embd.",
+                      "v.post_layernorm.": "v.post_ln.", ".layer_norm1.": ".ln1.", ".layer_norm2.": ".ln2.",
+                      ".attn_output.": ".attn_out.", ".mlp.fc1.": ".ffn_up.", ".mlp.fc2.": ".ffn_down.",
+                      "mm.mm_": "mm."}
+
+
+def _gemma_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the image encoder of a Gemma 3 file."""
+    kv: dict[str, Any] = {f"clip.vision.{key}": raw[f"gemma3.vision.{key}"] for key in (
+        "block_count", "embedding_length", "feed_forward_length", "image_size", "patch_size", "attention.head_count",
+        "attention.layer_norm_epsilon") if f"gemma3.vision.{key}" in raw}
+    kv |= {"general.architecture": "clip", "clip.projector_type": "gemma3", "clip.use_gelu": True,
+           "clip.vision.image_mean": [0.5] * 3, "clip.vision.image_std": [0.5] * 3}
+    sizes = [kv.get("clip.vision.image_size"), kv.get("clip.vision.patch_size"),
+             raw.get("gemma3.mm.tokens_per_image", 256)]
+    side, patch, rows = (value if type(value) is int and value > 0 else 0 for value in sizes)
+    if patch and rows:
+        kv["clip.vision.projector.scale_factor"] = side // patch // isqrt(rows)
+    named = []
+    for entry in tensors:
+        name = entry.name
+        for old, new in _GEMMA_IMAGE_NAMES.items():
+            name = name.replace(old, new)
+        named.append(replace(entry, name=name))
+    return kv, tuple(named)
+
+
 def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables | None:
     """Return the keys and tensors of the image encoder in a file of Ollama's converter, as llama.cpp's projector files
-    have them; None: the file has no encoder, or one of another family than Qwen."""
+    have them; None: the file has no encoder, or one of another family than Gemma 3 and Qwen."""
     name = raw.get("general.architecture")
     old = name == "qwen25vl"
     found = tuple(entry for entry in tensors if entry.name.startswith(_IMAGE_PREFIXES))
+    if found and name == "gemma3":
+        return _gemma_images(raw, found)
     if not found or not old and _CONVERTERS.get(str(name)) is not _qwen3:
         return None
     lists = ("fullatt_block_indexes", "deepstack_visual_indexes")

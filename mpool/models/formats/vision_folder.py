@@ -12,10 +12,12 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, cast
 
 from ...errors import FormatError, Unsupported
 from .. import architectures
+from ..families.gemma import TEXT_DEFAULTS as GEMMA_TEXT
 from ..families.reading import MAX_WIDTH, activation, check_neutral, unsupported
 from ..fields import Fields, describe
 from ..files import Folder
@@ -370,28 +372,76 @@ def read_qwen(config: Fields) -> VisionModel:
         "mpool.rope_sections": sections, "mpool.rope_interleaved": usual.interleaved}, read_settings)
 
 
+# ---- Gemma 3 ---------------------------------------------------------------------------------------------------------
+
+def read_gemma(config: Fields) -> VisionModel:
+    """Read Gemma 3 (https://arxiv.org/abs/2503.19786): SigLIP, whose patches are averaged in squares. The rows of an
+    image attend to each other in both directions."""
+    vision = config.section("vision_config")
+    layers = vision.int("num_hidden_layers", 12, low=1, high=1024)
+    encoder = image_networks.read_vision_encoder(vision, "siglip", layers, True)
+    own = config.section("text_config")
+    values = {**GEMMA_TEXT, **{name: value for name, value in own.values.items() if value is not None},
+              "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+              "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
+    for name in ("eos_token_id", "bos_token_id"):
+        if own.get(name) is None and config.get(name) is not None:
+            values[name] = config.get(name)
+    text = Fields(values, file=config.file, at=own.at)
+    width = text.int("hidden_size", low=1, high=MAX_WIDTH)
+    check_neutral(config, {"text_config", "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index",
+                           "boi_token_id", "eoi_token_id", "image_token_index", "image_token_id",
+                           "tie_word_embeddings", "eos_token_id", "bos_token_id"})
+    grid, rows = encoder.image_size // encoder.patch_size, config.int("mm_tokens_per_image", 256, low=1)
+    merge = grid // isqrt(rows) if isqrt(rows) ** 2 == rows and isqrt(rows) <= grid else 0
+    if merge == 0 or grid % merge or grid // merge != isqrt(rows) or merge > 16:
+        config.fail("mm_tokens_per_image", rows, f"the number of squares of equal size that {grid} x {grid} patches "
+                    "have, of at most 16 x 16 patches each")
+    token = _image_token(config, 262144)
+    mark = config.int("boi_token_id" if "boi_token_id" in config else "boi_token_index", 255999, low=0)
+    projector = NetworkSpec("projector", {})
+    projector.add("mm_soft_emb_norm.weight", "mm.soft_emb_norm.weight", encoder.hidden_size)
+    projector.add("mm_input_projection_weight", "mm.input_projection.weight", encoder.hidden_size, width)
+
+    def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+        processor, crops = image_processor.read_pan(folder)
+        image_networks.check_processor(encoder, processor.output(), os.path.join(folder.path, image_processor.NAME))
+        image = ImageSettings(hidden_size=encoder.hidden_size, output_size=width, resize=processor.resize,
+                              resample=processor.resample, crop=None, patch_size=encoder.patch_size,
+                              image_size=encoder.image_size, any_size=False)
+        return VisionSettings(scheme="pan", image=image, image_token_id=token, mark_token_id=mark, merge=merge,
+                              crops=crops), processor.kv
+
+    return VisionModel("gemma3_vision", text, encoder, projector, {
+        "mpool.vision.image_encoder": encoder.architecture, "mpool.vision.image_token_id": token,
+        "mpool.vision.merge": merge, "mpool.vision.norm": True, "mpool.vision.averaged": True,
+        "mpool.vision.norm_offset": 1.0, "mpool.image_spans": 1}, read_settings)
+
+
 READERS: dict[str, Callable[[Fields], VisionModel]] = {
     "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3,
-    **dict.fromkeys(_QWEN_TEXT, read_qwen)}
+    **dict.fromkeys(_QWEN_TEXT, read_qwen), "gemma3": read_gemma}
 #: Accepted values of ``architectures`` in config.json, by ``model_type``.
 CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
            "idefics3": ("Idefics3ForConditionalGeneration",),
            "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
+           "gemma3": ("Gemma3ForConditionalGeneration",),
            "qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
            "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
            "qwen3_5": ("Qwen3_5ForConditionalGeneration",), "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",)}
 #: Values of ``model_type`` whose folders are read as language models if they have no image processor, or if their
 #: weights are quantised.
-_OPTIONAL = ("qwen3_5", "qwen3_5_moe")
+_OPTIONAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
 
 
-def sees(folder: Folder, config: Fields) -> bool:
-    """Return True if the folder is a vision model that :func:`describe_vision` reads."""
+def sees(folder: Folder, config: Fields, images: bool = True) -> bool:
+    """Return True if the folder is a vision model that :func:`describe_vision` reads. ``images``: False if only its
+    language model is of use."""
     kind = config.get("model_type")
     processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
     return isinstance(kind, str) and kind in READERS and (
-        kind not in _OPTIONAL or processor and config.get("quantization_config") is None)
+        kind not in _OPTIONAL or images and processor and config.get("quantization_config") is None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ llama.cpp calls the projector file mmproj. It is in the same folder, has the ``g
 the image encoder and the projector.
 
 The projector type identifies the family: ``mlp`` is LLaVA (LLaVA 1.6 if the file has sizes for tiling), ``idefics3`` is
-Idefics3 or SmolVLM, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are Qwen's. Projector files
-do not describe the image preprocessing, so this module uses that of the family.
+Idefics3 or SmolVLM, ``gemma3`` is Gemma 3, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are
+Qwen's. Projector files do not describe the image preprocessing, so this module uses that of the family.
 """
 
 from __future__ import annotations
@@ -28,15 +28,20 @@ from . import gguf_model, gguf_tables, ollama_gguf
 from .image_processor import padding_color
 from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
-_BICUBIC, _LANCZOS = 3, 1
+_BICUBIC, _BILINEAR, _LANCZOS = 3, 2, 1
 _FAMILIES = {"mlp": "llava", "idefics3": "idefics3", "qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl",
-             "qwen3vl_merger": "qwen3_vl"}
+             "qwen3vl_merger": "qwen3_vl", "gemma3": "gemma3_vision"}
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|qkv|out)|ffn_(?:up|down)|ln[12])\.(?:weight|bias))")
 _QWEN_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:gate|up|down))\.(?:weight|bias)"
                          r"|ln[12]\.weight)")
 #: Tensor name in the file -> in the core.
 _ALIASES = {"mm.model.fc.weight": "mm.0.weight", "mm.0.weight": "mm.0.weight", "mm.0.bias": "mm.0.bias",
             "mm.2.weight": "mm.2.weight", "mm.2.bias": "mm.2.bias", "model.image_newline": "mm.image_newline"}
+#: Tensors of the projector of Gemma 3.
+_GEMMA_PROJECTOR = ("mm.input_projection.weight", "mm.soft_emb_norm.weight")
+#: Texts of image tokens other than ``<image>``.
+_IMAGE_TOKENS = {**dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|image_pad|>"),
+                 "gemma3_vision": "<image_soft_token>"}
 _TENSORS = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight", "v.pre_ln.weight",
             "v.pre_ln.bias", "v.post_ln.weight", "v.post_ln.bias")
 #: Qwen's encoders accept videos: they have two patch matrices, for two consecutive frames. An image counts as both.
@@ -96,7 +101,7 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
 
 
 def describe_file(path: str, *, key: str, ref: str) -> ModelDescription:
-    """Describe a GGUF file; one of Ollama's converter that also contains an image encoder of Qwen is a vision model.
+    """Describe a GGUF file; one of Ollama's converter that also contains an image encoder is a vision model.
 
     Args:
         path: the file; for a split model, its first part.
@@ -144,7 +149,8 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
     if bool(settings.grid) != any(entry.name == "mm.image_newline" for entry in projector_tensors):
         table.fail("clip.vision.image_grid_pinpoints", describe(table.get("clip.vision.image_grid_pinpoints")),
                    "sizes if the file has the tensor model.image_newline, else none")
-    token = _image_token(text, "<|image_pad|>" if qwen else "<image>")
+    token = _image_token(text, _IMAGE_TOKENS.get(name, "<image>"))
+    mark = _image_token(text, "<start_of_image>") if name == "gemma3_vision" else None
     if kind == "mlp" and not settings.grid and text.chat_template is None:
         text = replace(text, chat_template=LLAVA_TEMPLATE)
     kv |= {"mpool.vision.decoder": text.spec.architecture, "mpool.vision.image_token_id": token}
@@ -154,7 +160,8 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
     spec = ModelSpec(name, (*text.spec.files, *map(os.path.abspath, files)),
                      {**with_prefix(text.spec.kv, text.spec.architecture, name), **kv},
                      (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in projector_tensors)))
-    return replace(text, capability="vision", spec=spec, vision=replace(settings, image_token_id=token))
+    settings = replace(settings, image_token_id=token, mark_token_id=None if mark == -1 else mark)
+    return replace(text, capability="vision", spec=spec, vision=settings)
 
 
 def _rope_sections(text: ModelDescription) -> list[int]:
@@ -206,16 +213,18 @@ def _common_kv(table: Fields, name: str, side: int, merge: int) -> tuple[dict[st
 
 
 def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
-    """Return the hyper-parameters of LLaVA's or Idefics3's image encoder, and the settings of image preprocessing."""
-    llava = name == "llava"
+    """Return the hyper-parameters of the image encoder of LLaVA, Idefics3 or Gemma 3, and the settings of image
+    preprocessing."""
+    llava, gemma = name == "llava", name == "gemma3_vision"
     side = table.int("clip.vision.image_size", low=1, high=4096)
     patch = table.int("clip.vision.patch_size", low=1, high=256)
-    merge = 1 if llava else table.int("clip.vision.projector.scale_factor", low=1, high=16)
+    scale = "clip.vision.projector.scale_factor"
+    merge = 1 if llava else table.int(scale, 4, low=1, high=16) if gemma else table.int(scale, low=1, high=16)
     if side < patch or side // patch % merge:
         table.fail("clip.vision.image_size", side, f"at least {patch}, with a whole number of patches of {patch} "
                    f"pixels that is a multiple of {merge}")
     kv, hidden = _common_kv(table, name, side, merge)
-    # For SigLIP encoders (Idefics3), use_gelu means GELU's tanh approximation.
+    # For SigLIP encoders (Idefics3, Gemma 3), use_gelu means GELU's tanh approximation.
     kv["mpool.image.activation"] = "silu" if table.bool("clip.use_silu", False) else "quick_gelu" \
         if not table.bool("clip.use_gelu", False) else "gelu" if llava else "gelu_tanh"
     kv["mpool.vision.image_encoder"] = "clip" if llava else "siglip"
@@ -223,8 +232,11 @@ def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSet
     # LLaVA 1.5 was trained on images padded to squares with the mean colour.
     square = padding_color(_read_three(table, "clip.vision.image_mean"))
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=("exact", side, side), crop=None,
-                          resample=_BICUBIC if llava else _LANCZOS, patch_size=patch, image_size=side, any_size=False,
-                          pad_square=square if llava and not grid else None)
+                          resample=_BICUBIC if llava else _BILINEAR if gemma else _LANCZOS, patch_size=patch,
+                          image_size=side, any_size=False, pad_square=square if llava and not grid else None)
+    if gemma:
+        kv |= {"mpool.vision.averaged": True, "mpool.image_spans": 1}
+        return kv, VisionSettings(scheme="pan", image=image, image_token_id=-1, merge=merge)
     return kv, VisionSettings(scheme="tiles" if grid else "one" if llava else "split", image=image, image_token_id=-1,
                               merge=merge, grid=grid, split=not llava,
                               longest=table.int("clip.vision.preproc_image_size", 4 * side, low=1, high=4096))
@@ -330,8 +342,10 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
             target = f"v.blk.{block[1]}.{swap.get(part, part)}.{end}"
         elif block is not None or entry.name in other_names or entry.name in deep:
             target = "" if block is not None else entry.name
-        elif entry.name in _ALIASES:
+        elif name != "gemma3_vision" and entry.name in _ALIASES:
             target = _ALIASES[entry.name]
+        elif name == "gemma3_vision" and entry.name in _GEMMA_PROJECTOR:
+            target = entry.name
         else:
             raise FormatError(file=file, field="tensors", got=f"{shorten(entry.name)}, which the model does not have",
                               allowed="the tensors of the architecture")
@@ -340,7 +354,7 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
         # LLaVA does not use the last layer, nor the norm after it.
         if target and not (name == "llava" and target.startswith("v.post_ln")):
             found[target] = replace(entry, name=target)
-    required = ["v.patch_embd.weight", "mm.0.weight", *deep]
+    required = ["v.patch_embd.weight", *(_GEMMA_PROJECTOR if name == "gemma3_vision" else ("mm.0.weight",)), *deep]
     required += ("mm.2.weight", *own) if own else ("v.position_embd.weight",)
     required += ("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",)
     patches = found.get("v.patch_embd.weight")
@@ -355,11 +369,12 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
 def _check_width(tensors: list[TensorEntry], text: ModelDescription, file: str) -> None:
     """Raise FormatError unless the projector's output has the hidden size of the language model."""
     by_name = {entry.name: entry for entry in tensors}
-    last = by_name.get("mm.2.weight", by_name["mm.0.weight"])
+    last = next(by_name[name] for name in ("mm.2.weight", "mm.0.weight", "mm.input_projection.weight")
+                if name in by_name)
     width = text.spec.kv[f"{text.spec.architecture}.embedding_length"]
-    if last.shape[0] != width:
+    if last.shape[-1 if last.name == "mm.input_projection.weight" else 0] != width:
         raise FormatError(file=file, offset=last.offset, field=f"shape of {last.name}", got=list(last.shape),
-                          allowed=f"{width} rows, the hidden size of {text.spec.files[0]}",
+                          allowed=f"{width} outputs, the hidden size of {text.spec.files[0]}",
                           hint="The two files are of different models")
 
 

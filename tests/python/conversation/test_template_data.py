@@ -122,6 +122,8 @@ def test_lists_of_dicts() -> None:
     ({"reasoning_content": None, "thinking": "t", "reasoning": "r"},
      {"reasoning_content": "t", "thinking": "t", "reasoning": "r"}),
     ({"reasoning_content": "c", "thinking": "t"}, {"reasoning_content": "c", "thinking": "t"}),
+    ({"reasoning": "r", "tool_calls": [1]},
+     {"thinking": "r", "tool_plan": "r", "reasoning": "r", "tool_calls": [1], "reasoning_content": "r"}),
     ({"reasoning_content": ""}, {"thinking": "", "reasoning_content": ""})])
 def test_keys_of_reasoning(given: dict[str, Any], found: dict[str, Any]) -> None:
     """Templates read reasoning under two names; the first that the message sets is the text of both."""

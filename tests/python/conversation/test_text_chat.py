@@ -122,6 +122,10 @@ FEATURES = {
             "{{ '<' | e }}{{ 'x' ~ 1 ~ none }}",
     "variables": "{{ enable_thinking }}{{ extra.a[1] }}",
     "reasoning": "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}",
+    "pairs": "{% for k, v in {2: 'b', 1: 'a'} | dictsort %}{{ k }}{{ v }}{% endfor %}{% for k, v in {'a': [1]} "
+             "| items %}{{ k }}{{ v }}{% endfor %}{% for m in messages[::-1] %}{{ loop.previtem.role if loop.previtem "
+             "}}{{ loop.nextitem is defined }}{% endfor %}{{ 'a</think>\nb'.split('</think>')[-1].lstrip('\n') }}"
+             "{{ {'é': 1} | tojson(ensure_ascii=False) | safe }}{{ none | default('', true) }}",
 }
 
 
@@ -134,6 +138,20 @@ def test_feature_as_transformers(feature: str) -> None:
     ours = ChatTemplate(source, special=special).render(messages, **variables)
     assert ours == reference(source, messages, **special, **variables)
     assert ours != ""
+
+
+def test_reasoning_as_a_part_of_the_content() -> None:
+    """As Ministral 3's template reads it."""
+    source = ("{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+              "{% for b in m['content'] %}{{ '[THINK]' + b['thinking'] + '[/THINK]' if b['type'] == 'thinking' else "
+              "b['text'] }}{% endfor %}{% endif %};{% endfor %}")
+    turns: list[dict[str, Any]] = [*USER, {"role": "assistant", "content": "Yes", "reasoning": "Hm"},
+                                   {"role": "assistant", "content": [{"type": "text", "text": "No"}], "thinking": "So"},
+                                   {"role": "assistant", "content": "", "reasoning": "Or"}]
+    assert ChatTemplate(source).render(turns).split(";")[1:4] == ["[THINK]Hm[/THINK]Yes", "[THINK]So[/THINK]No",
+                                                                  "[THINK]Or[/THINK]"]
+    final = ChatTemplate(source).render(turns[:2], continue_final_message=True)
+    assert final.endswith("[THINK]Hm[/THINK]Yes")
 
 
 def test_strftime_now_is_the_current_day() -> None:

@@ -59,10 +59,11 @@ def complete_calls(calls: list[tuple[str, str, str, bool]]) -> list[tuple[str, A
 def test_formats_are_recognised_by_the_template(name: str) -> None:
     assert format_named(name).name == name
     assert tool_formats.of_template(tm.PLAIN) is None
-    for other in ("<tool_call>{name}<arg_key>k</arg_key>", '<|python_tag|><function=name>{"parameters"}</function>',
+    assert tool_formats.of_template(tm.QWEN3_5) is tool_formats.QWEN3_CODER
+    for other in ('<|python_tag|><function=name>{"parameters"}</function>',
                   ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="',
                   'in <tool_call></tool_call> tags: <tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>'):
-        assert tool_formats.of_template(other) is None  # GLM, Functionary, MiniMax-M3 and Apriel 1.5 are not supported
+        assert tool_formats.of_template(other) is None  # Functionary, MiniMax-M3 and Apriel 1.5 are not supported
 
 
 @pytest.mark.parametrize("constrained", [False, True])
@@ -204,6 +205,38 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("kimi_k2", "<|tool_call_section_begin|><|tool_call_begin|>clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
      "<|tool_calls_section_end|> B", "B", [("clock", {})]),
     ("hermes", '<tool_call>{"name": "clock"}</tool_call>\n</think>\n\nand', "and", [("clock", {})]),
+    # a value between tags may contain any tag; values of other types also as Python writes them
+    ("qwen3_coder", "<tool_call>\n<function=clock>\n<parameter=a>\nx </parameter> y\n</function>\n</tool_call>\n"
+     "</parameter>\n</function>\n</tool_call> and", "and",
+     [("clock", {"a": "x </parameter> y\n</function>\n</tool_call>"})]),
+    ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=parts>\n['wind', \"rain\"]\n</parameter>\n"
+     "<parameter=days>\nNone\n</parameter>\n</tool_call>\n<tool_call>\n<function=clock>\n</tool_call>", "",
+     [("get_weather", {"parts": ["wind", "rain"], "days": "None"}), ("clock", {})]),
+    ("seed_oss", "So:\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>\n a</parameter>b</parameter>\n"
+     "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n\n<seed:tool_call>\n<function=clock>\n"
+     '<parameter=a>{"b": [1, null]}</parameter>\n</function>\n</seed:tool_call> and', "So:\nand",
+     [("get_weather", {"city": "\n a</parameter>b", "days": 3}), ("clock", {"a": {"b": [1, None]}})]),
+    ("seed_oss", "<function=clock>\n<parameter=a>1\n<parameter=b>2</parameter>\n</function>", "",
+     [("clock", {"a": "1\n<parameter=b>2"})]),
+    ("glm4_5", "I see. <tool_call>get_weather\n    <arg_key>city</arg_key>\n    <arg_value>a </arg_value> b</arg_value>"
+     "\n    <arg_key>parts</arg_key>\n    <arg_value>[\"wind\"]</arg_value>\n    </tool_call>\n\nThen:\n<tool_call>"
+     "clock\n</tool_call>", "I see.\nThen:",
+     [("get_weather", {"city": "a </arg_value> b", "parts": ["wind"]}), ("clock", {})]),
+    ("glm4_7", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Köln</arg_value><arg_key>days</arg_key>"
+     "<arg_value>2</arg_value></tool_call><tool_call>clock</tool_call> and", "and",
+     [("get_weather", {"city": "Köln", "days": 2}), ("clock", {})]),
+    ("glm4_7", "<tool_call>no<arg_key>a</arg_key></tool_call>", "<tool_call>no<arg_key>a</arg_key></tool_call>", []),
+    ("nemotron2", 'So: <TOOLCALL>[{"name": "clock", "arguments": {"a": ["</TOOLCALL>", {"b": "]"}]}}, {"name": "clock"'
+     ', "arguments": "{\\"c\\": 1}"}]</TOOLCALL> and', "So:\nand",
+     [("clock", {"a": ["</TOOLCALL>", {"b": "]"}]}), ("clock", {"c": 1})]),
+    ("nemotron2", '<TOOLCALL>{"name": "clock", "arguments": {}}</TOOLCALL>', "", [("clock", {})]),
+    ("nemotron2", '<TOOLCALL>[{"name": "clock", "arguments": [1]}]</TOOLCALL>',
+     '<TOOLCALL>[{"name": "clock", "arguments": [1]}]</TOOLCALL>', []),
+    ("cohere", '<|START_ACTION|>\n[\n    {"tool_call_id": "0", "tool_name": "clock", "parameters": {"a": {"b": '
+     '"<|END_ACTION|>"}}},\n    {"tool_name": "get_weather", "parameters": {"city": "Rome"}, "tool_call_id": "1"}\n]\n'
+     "<|END_ACTION|>", "", [("clock", {"a": {"b": "<|END_ACTION|>"}}), ("get_weather", {"city": "Rome"})]),
+    ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "direct-injected-document", "parameters": {}}]',
+     '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "direct-injected-document", "parameters": {}}]', []),
     # calls in Python's syntax
     ("lfm2", "<|tool_call_start|>[clock(b=True, a=None, c=[1, -2.5e3, (False,), {'k': true, \"l\": null}],)]"
      "<|tool_call_end|>Checking.", "Checking.",
@@ -674,7 +707,7 @@ def test_the_grammar_accepts_calls_within_reasoning_and_other_openings(letters: 
     functions = [Function(key, value) for key, value in FUNCTIONS.items()]
     call = tool_format.render([("get_weather", {"city": "Rome", "days": 2})])
     rest = call[len(tool_format.prefix):]
-    opened = openings[opening] + ("[" if tool_format.listed and not openings[opening].endswith("[") else "")
+    opened = openings[opening] + "[" * (opening > 0 and tool_format.listed and not openings[opening].endswith("["))
     for make, before in ((reasoning.OpenedThinkSplitter, "Hm <t "), (reasoning.ThinkSplitter, "<think>Hm "),
                          (reasoning.ThinkSplitter, "So: "), (None, "So: ")):
         made = tool_grammar.build_grammar(tool_format, functions, forced=False, single=False, splitter=make)

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import json
 import shutil
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ import pytest
 ATTENTION, FEED_FORWARD = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 ALL = (*ATTENTION, *FEED_FORWARD)
 _GGUF = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
-         "up_proj": "ffn_up", "down_proj": "ffn_down", "query": "attn_q", "key": "attn_k", "value": "attn_v",
+         "up_proj": "ffn_up", "down_proj": "ffn_down", "in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate",
+         "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha", "out_proj": "ssm_out",
+         "query": "attn_q", "key": "attn_k", "value": "attn_v",
          "attention.output.dense": "attn_output", "intermediate.dense": "ffn_up", "output.dense": "ffn_down"}
 
 Matrices = dict[str, tuple[np.ndarray, np.ndarray]]

@@ -254,10 +254,16 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                     "moe_shared_expert_intermediate_size": 28, "routed_scaling_factor": 1.7, "mamba_num_heads": 4,
                     "mamba_head_dim": 19, "n_groups": 2, "ssm_state_size": 21,
                     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "nemotron_h_latent": ("NemotronHConfig", "NemotronHForCausalLM",
+                          {"head_dim": 16, "n_routed_experts": 7, "num_experts_per_tok": 3, "moe_latent_size": 40,
+                           "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 28,
+                           "routed_scaling_factor": 2.5, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
+                           "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "nemotron_h_dense": ("NemotronHConfig", "NemotronHForCausalLM",
-                         {"head_dim": 26, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
-                          "topk_group": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 28,
-                          "norm_topk_prob": False, "mlp_bias": True, "routed_scaling_factor": 1.3}),
+                         {"head_dim": 26, "moe_latent_size": 56, "n_routed_experts": 6, "num_experts_per_tok": 2,
+                          "n_group": 3, "topk_group": 2, "moe_intermediate_size": 24,
+                          "moe_shared_expert_intermediate_size": 28, "norm_topk_prob": False, "mlp_bias": True,
+                          "routed_scaling_factor": 1.3}),
     "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM",
                   {"mamba_d_ssm": 76, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 21,
                    "mamba_rms_norm": True, "mamba_norm_before_gate": False, "embedding_multiplier": 3.0,
@@ -278,6 +284,7 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
                "granitehybrid": ["full_attention", "linear_attention", "linear_attention"],
                "granitehybrid_dense": ["full_attention", "linear_attention", "full_attention"],
                "nemotron_h": ["full_attention", "linear_attention", "moe"],
+               "nemotron_h_latent": ["full_attention", "linear_attention", "moe"],
                "nemotron_h_dense": ["full_attention", "moe", "mlp"],
                "cohere2_biased": ["full_attention", "sliding_attention", "full_attention"],
                "qwen3next": ["full_attention", "linear_attention", "linear_attention"],
@@ -299,7 +306,7 @@ FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_lon
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.
-LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5, "nemotron_h": 3}
+LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5, "nemotron_h": 3, "nemotron_h_latent": 3}
 
 
 #: Default of ``initializer_range`` in transformers, which only training uses.

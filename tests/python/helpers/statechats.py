@@ -52,9 +52,9 @@ def result(completion: Any) -> list[Any]:
         for choice in completion.choices] + [completion.usage.prompt_tokens]))
 
 
-def chat(seed: int, turns: int, edits: Sequence[int]) -> Generator[Turn, str, None]:
-    """Yield the turns of a chat with tools; send each one's reply. Before the turns `edits`, a message in the middle
-    changes, or a pair of messages leaves."""
+def chat(seed: int, turns: int, edits: Sequence[int]) -> Generator[Turn, dict[str, Any], None]:
+    """Yield the turns of a chat with tools; send each one's reply, a message. Before the turns `edits`, a message in
+    the middle changes, or a pair of messages leaves."""
     choose = random.Random(seed)
 
     def words(least: int, most: int) -> str:
@@ -79,10 +79,11 @@ def chat(seed: int, turns: int, edits: Sequence[int]) -> Generator[Turn, str, No
             "tools": TOOLS, "max_tokens": 4 + turn % 5 * 4, "seed": turn, "temperature": turn % 3 * 0.5,
             "n": 2 if turn % 7 == 5 else 1, "logprobs": True, "top_logprobs": 3, "timeout": 60.0,
             "logit_bias": {"5": 1.5} if turn % 5 == 2 else None})
-        messages.append({"role": "assistant", "content": reply})
+        messages.append({**reply, "role": "assistant"})
 
 
-def play(script: Generator[Turn, str, None], send: Callable[[Turn], tuple[Any, str]]) -> Iterator[tuple[Turn, Any]]:
+def play(script: Generator[Turn, dict[str, Any], None],
+         send: Callable[[Turn], tuple[Any, dict[str, Any]]]) -> Iterator[tuple[Turn, Any]]:
     """Play a chat; yield turns and responses. `send` returns its response to a turn, and the assistant's reply."""
     turn = next(script)
     while True:
@@ -94,11 +95,11 @@ def play(script: Generator[Turn, str, None], send: Callable[[Turn], tuple[Any, s
             return
 
 
-def sender(pool: mpool.Pool, model: str) -> Callable[[Turn], tuple[Any, str]]:
+def sender(pool: mpool.Pool, model: str) -> Callable[[Turn], tuple[Any, dict[str, Any]]]:
     """Return `send` of :func:`play` for a pool."""
-    def send(turn: Turn) -> tuple[Any, str]:
+    def send(turn: Turn) -> tuple[Any, dict[str, Any]]:
         completion = turn.run(pool, model)
-        return completion, completion.text
+        return completion, {"content": completion.text, "reasoning": completion.reasoning}
     return send
 
 

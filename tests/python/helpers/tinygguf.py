@@ -107,7 +107,9 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2", "olmo2", "exaone4") \
             and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
+    usual = [bool((i + 1) % 6) for i in range(config.num_hidden_layers)]  # the period of Gemma 3
+    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None) or arch == "gemma3" and \
+            [kind == "sliding_attention" for kind in config.layer_types] != usual:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if arch == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
@@ -163,6 +165,8 @@ def _write_mamba(writer: Any, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
+        if config.moe_latent_size:
+            writer.add_moe_latent_size(config.moe_latent_size)
 
 
 def _multiplied(name: str, data: np.ndarray, config: Any) -> np.ndarray:
@@ -334,7 +338,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             "falcon_h1": "falcon-h1"}.get(config.model_type, config.model_type)
     arch = vision or arch
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid", "granitemoe",
-                                                           "mistral3")
+                                                           "mistral3", "nemotron_h_moe")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     # an architecture that the package does not have gets Llama's names of tensors
     names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)

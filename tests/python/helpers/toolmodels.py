@@ -30,6 +30,73 @@ QWEN3_CODER = (
     "{{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n{{ v if v is "
     "string else "
     "v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<|im_end|>\n" + _CHATML_END)
+#: Like that of Qwen3.5: only one system message, reasoning up to the last question is dropped, arguments are iterated.
+QWEN3_5 = (
+    "{% if tools %}<|im_start|>system\n# Tools\n\n<tools>{% for t in tools %}{{ '\n' }}{{ t | tojson }}{% endfor %}"
+    "{{ '\n' }}</tools>\n\n<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_c"
+    "all>{% if messages[0].role == 'system' %}{{ '\n\n' + messages[0].content | trim }}{% endif %}<|im_end|>\n{% "
+    "elif messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}{%- "
+    "set ns = namespace(open=true, last=messages | length - 1) %}{% for m in messages[::-1] %}{%- if ns.open and "
+    "m.role == 'user' %}{% set ns.open = false %}{% set ns.last = messages | length - 1 - loop.index0 %}{% endif %}"
+    "{% endfor %}{% if ns.open %}{{ raise_exception('No user query found in messages.') }}{% endif %}{% for m in "
+    "messages %}{% set content = (m.content or '') | trim %}{% if m.role == 'system' %}{% if not loop.first %}{{ "
+    "raise_exception('System message must be at the beginning.') }}{% endif %}{% elif m.role == 'tool' %}{{ "
+    "'<|im_start|>user' if loop.previtem.role != 'tool' }}\n<tool_response>\n{{ content }}\n</tool_response>{{ '' "
+    "if loop.nextitem and loop.nextitem.role == 'tool' else '<|im_end|>\n' }}{% else %}<|im_start|>{{ m.role + '\n' "
+    "}}{% if m.role == 'assistant' and loop.index0 > ns.last %}{{ '<think>\n' + m.reasoning_content | default('') | "
+    "trim + '\n</think>\n\n' }}{% endif %}{{ content }}{% for c in m.tool_calls or [] %}{{ '\n\n' if loop.first and "
+    "content else '\n' if not loop.first }}<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in "
+    "c.function.arguments | items %}<parameter={{ k }}>\n{{ v | tojson if v is mapping or v is sequence and v is "
+    "not string else v | string }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<|im_end|>\n{% "
+    "endif %}{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{{ '<think>\n\n</think>\n\n' if "
+    "enable_thinking is defined and enable_thinking is false else '<think>\n' }}{% endif %}")
+_TAGGED = (
+    "{% if tools %}<|system|>{{ tools | tojson(ensure_ascii=False) }}SYNTAX{% endif %}" +
+    _TURNS +
+    "<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}CALL{% endfor %}" +
+    _END +
+    "<|assistant|>{% endif %}")
+#: Like that of Seed-OSS: values that are not text are written as Python does.
+SEED_OSS = _TAGGED.replace("SYNTAX", "<seed:tool_call>\n<function=name>").replace(
+    "CALL", "<seed:tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}"
+    "<parameter={{ k }}>{{ v if v is string else v | string }}</parameter>\n{% endfor %}"
+    "</function>\n</seed:tool_call>")
+_SYNTAX = "<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
+GLM4_5 = _TAGGED.replace("SYNTAX", _SYNTAX).replace(
+    "CALL", "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}<arg_key>{{ k "
+    "}}</arg_key>\n<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>\n{% endfor "
+    "%}</tool_call>")
+GLM4_7 = GLM4_5.replace("</arg_key>\n", "</arg_key>").replace("</arg_value>\n", "</arg_value>").replace(
+    "name }}\n", "name }}")
+#: Like that of Nemotron Nano 2.
+NEMOTRON2 = (
+    "{% if tools %}<SPECIAL_10>System\n<AVAILABLE_TOOLS>{{ tools | tojson }}</AVAILABLE_TOOLS>\n<TOOLCALL>[{{ '{' "
+    "}}\"name\": \"tool_name1\", \"arguments\": \"tool_args1\"}]</TOOLCALL>\n{% endif %}" +
+    _TURNS +
+    "<SPECIAL_11>{{ m.role }}\n{% if m.role == 'tool' %}<TOOL_RESPONSE>[{{ m.content }}]</TOOL_RESPONSE>{% else %}"
+    "{{ (m.content or '').replace('/think', '').replace('/no_think', '').strip() }}{% endif %}{% if m.tool_calls %}"
+    "<TOOLCALL>[{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ "
+    "c.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]</TOOLCALL>{% endif %}<SPECIAL_12>" +
+    _END +
+    "<SPECIAL_11>Assistant\n{% endif %}")
+#: With reasoning, which words in messages turn on and off.
+NEMOTRON2_THINKING = (
+    "{% set ns = namespace(thinks=true) %}{% for m in messages if m.role in ('user', 'system') %}{% if '/think' in "
+    "m.content %}{% set ns.thinks = true %}{% elif '/no_think' in m.content %}{% set ns.thinks = false %}{% endif "
+    "%}{% endfor %}" +
+    NEMOTRON2.replace("Assistant\n", "Assistant\n{{ '<think>\n' if ns.thinks else '<think></think>' }}"))
+#: Like that of Command R7B for chats with tools.
+COHERE = (
+    "{{ bos_token }}{% set n = namespace(at=0) %}{% if tools %}<|SYSTEM_TOKEN|>Write <|START_ACTION|>.\n{% for t in "
+    "tools %}{{ t['function'] | tojson }}{% endfor %}{% endif %}" +
+    _TURNS +
+    "{% if m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>[{\"results\": {{ m.content | tojson "
+    "}}}]<|END_TOOL_RESULT|>{% elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_ACTION|>[\n{% for c in m.tool_calls %}  "
+    "  {\"tool_call_id\": \"{{ n.at }}\", \"tool_name\": \"{{ c['function']['name'] }}\", \"parameters\": {{ "
+    "c['function']['arguments'] | tojson }}}{{ ',' if not loop.last }}\n{% set n.at = n.at + 1 %}{% endfor %}"
+    "]<|END_ACTION|>{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}<|END_OF_TURN_TOKEN|>" +
+    _END +
+    "<|CHATBOT_TOKEN|>{% endif %}")
 LLAMA3 = ("{{ bos_token }}{% if tools %}<|start_header_id|>system<|end_header_id|>\n\nRespond in the format "
           '{"name": function name, "parameters": dictionary of argument name and its value}.{% for t in tools %}'
           "{{ t | tojson(indent=4) }}{% endfor %}<|eot_id|>{% endif %}" + _TURNS +
@@ -113,8 +180,8 @@ HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% fo
 TEMPLATES = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3": LLAMA3, "mistral_spaced": MISTRAL,
              "mistral_marked": MISTRAL_MARKED, "phi4": PHI4, "phi4_single": PHI4_SINGLE, "granite3": GRANITE3,
              "deepseek_v3": DEEPSEEK_V3,
-             "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "lfm2": LFM2, "olmo3": OLMO3,
-             "harmony": HARMONY}
+             "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "lfm2": LFM2, "olmo3": OLMO3, "seed_oss": SEED_OSS,
+             "glm4_5": GLM4_5, "glm4_7": GLM4_7, "nemotron2": NEMOTRON2, "cohere": COHERE, "harmony": HARMONY}
 #: A template without support for tools.
 PLAIN = _TURNS + "[{{ m.role }}]{{ m.content }}" + _END + "[assistant]{% endif %}"
 

@@ -35,11 +35,12 @@ KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_
 
 def decoder(model: Any, path: Path, image: int | None = None) -> None:
     # files of Mistral are Llama's
-    _, arch, family = QWEN_FILES.get(model.mpool_family, ("", None, "Llama"))
+    _, arch, family = QWEN_FILES.get(model.mpool_family, ("", None, "Gemma3" if model.mpool_family == "gemma3"
+                                                          else "Llama"))
     kind = getattr(transformers, f"{family}ForCausalLM")
     given = model.config.text_config
     rope = {key: value for key, value in given.rope_parameters.items() if not key.startswith("mrope_")}
-    if family.startswith("Qwen3"):
+    if family.startswith(("Gemma3", "Qwen3")):
         values = {key: value for key, value in given.to_dict().items() if key not in ("model_type", "architectures")}
     else:
         values = {name: getattr(given, name) for name in KEYS}
@@ -176,13 +177,13 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
         width: number of output rows to keep, for a file that does not match its decoder; None: all.
     """
     family, vision = model.mpool_family, model.config.vision_config
-    llava = family.startswith("llava")
+    llava, gemma = family.startswith("llava"), family == "gemma3"
     if family in QWEN_FILES:
         return qwen_projector(model, path)
-    network = model.model.vision_tower if llava else model.model.vision_model
+    network = model.model.vision_tower if llava or gemma else model.model.vision_model
     layers = vision.num_hidden_layers - llava  # the last layer is not used
     writer = gguf.GGUFWriter(str(path), "clip")
-    writer.add_string("clip.projector_type", "mlp" if llava else "idefics3")
+    writer.add_string("clip.projector_type", "mlp" if llava else "gemma3" if gemma else "idefics3")
     writer.add_bool("clip.use_gelu", not llava)
     for key, value in (("image_size", vision.image_size), ("patch_size", vision.patch_size), ("block_count", layers),
                        ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
@@ -192,7 +193,9 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     steps = visionmodels.processor(family)
     writer.add_array("clip.vision.image_mean", [float(value) for value in steps.image_mean])
     writer.add_array("clip.vision.image_std", [float(value) for value in steps.image_std])
-    if not llava:
+    if gemma:
+        writer.add_uint32("clip.vision.projector.scale_factor", 2)
+    elif not llava:
         writer.add_uint32("clip.vision.projector.scale_factor", model.config.scale_factor)
         writer.add_uint32("clip.vision.preproc_image_size", 96)
     if family == "llava_next":
@@ -219,6 +222,10 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
                                (2, model.model.multi_modal_projector.linear_2)):
             writer.add_tensor(f"mm.{number}.weight", linear.weight.detach().numpy()[:width])
             writer.add_tensor(f"mm.{number}.bias", linear.bias.detach().numpy()[:width])
+    elif gemma:
+        own = model.model.multi_modal_projector
+        writer.add_tensor("mm.input_projection.weight", own.mm_input_projection_weight.detach().numpy()[:, :width])
+        writer.add_tensor("mm.soft_emb_norm.weight", 1 + own.mm_soft_emb_norm.weight.detach().numpy())
     else:
         writer.add_tensor("mm.model.fc.weight", model.model.connector.modality_projection.proj.weight.detach().numpy())
     writer.write_header_to_file()

@@ -33,6 +33,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
                 "text": "llama", "more": {"scale_factor": 2}, "vision": {"image_size": 32}},
     "idefics3": {"config": "Idefics3Config", "model": "Idefics3ForConditionalGeneration", "encoder": "idefics3_vision",
                  "text": "llama", "more": {"scale_factor": 4}, "vision": {"image_size": 32}},
+    # the window is smaller than the rows of an image
+    "gemma3": {"config": "Gemma3Config", "model": "Gemma3ForConditionalGeneration", "encoder": "siglip_vision_model",
+               "text": "gemma3_text", "vision": {"image_size": 48, "layer_norm_eps": 1e-3},
+               "more": {"mm_tokens_per_image": 9, "boi_token_index": 158, "eoi_token_index": 157}},
     "qwen2_vl": {"config": "Qwen2VLConfig", "model": "Qwen2VLForConditionalGeneration"},
     "qwen2_5_vl": {"config": "Qwen2_5_VLConfig", "model": "Qwen2_5_VLForConditionalGeneration"},
     "qwen3_vl": {"config": "Qwen3VLConfig", "model": "Qwen3VLForConditionalGeneration"},
@@ -65,6 +69,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
                 "max_image_size": {"longest_edge": 32}, "do_image_splitting": True, "do_pad": True},
     "idefics3": {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 96}, "resample": 1,
                  "max_image_size": {"longest_edge": 32}, "do_image_splitting": False, "do_pad": True},
+    "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 48, "width": 48},
+               "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3,
+               "pan_and_scan_min_ratio_to_activate": 1.5},
     **dict.fromkeys(QWEN, {"image_processor_type": "Qwen2VLImageProcessor", "resample": 3, "patch_size": 4,
                            "merge_size": 2, "temporal_patch_size": 2,
                            "size": {"shortest_edge": 400, "longest_edge": 6000}}),
@@ -80,6 +87,9 @@ def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> 
     text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
     if row["text"] == "mistral":
         text["sliding_window"] = 100
+    if family == "gemma3":
+        text |= {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 6,
+                 "layer_types": ["sliding_attention", "full_attention"][-layers:]}
     config = getattr(transformers, row["config"])(vision_config=vision, text_config=text, image_token_id=IMAGE,
                                                   **{**row["more"], **more})
     model = getattr(transformers, row["model"])(config).eval()
@@ -161,6 +171,8 @@ def save(model: Any, family: str, folder: Path) -> Path:
     if family == "qwen3_vl_moe":
         transpose_experts(folder)
     special = {"<unk>": 0, "<s>": 1, "</s>": EOS, "<image>": IMAGE}
+    if family == "gemma3":
+        special |= {"<start_of_image>": IMAGE - 1, "<end_of_image>": IMAGE - 2}
     if family in ("smolvlm", "idefics3"):
         names = ["<fake_token_around_image>", "<global-img>",
                  *(f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3))]
@@ -175,7 +187,8 @@ def save(model: Any, family: str, folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", "eos_token": "</s>"}))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
     # Prompts of these models have a token before and after each image.
-    template = TEMPLATE.replace("<image>", "w20 <image> w21") if family in QWEN else TEMPLATE
+    mark = {"gemma3": "<start_of_image>", **dict.fromkeys(QWEN, "w20 <image> w21")}.get(family, "<image>")
+    template = TEMPLATE.replace("<image>", mark)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
@@ -213,6 +226,8 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
                 "image_grid_thw": torch.cat([one["image_grid_thw"] for one in made]),
                 "mm_token_type_ids": (found["input_ids"] == IMAGE).int()}
     found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
+    if family == "gemma3":
+        found["token_type_ids"] = (found["input_ids"] == IMAGE).int()
     if family in ("smolvlm", "idefics3"):
         found["pixel_values"] = found["pixel_values"][None]
     if family == "llava_next":

@@ -113,6 +113,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "quantised": lambda values: hf_quantised.read_scheme(Fields.of(values, file=NAME)),
     "processor": lambda values: image_processor.read(Files(values)),  # type: ignore[arg-type]
     "tiles": lambda values: image_processor.read_tiling(Files(values)),  # type: ignore[arg-type]
+    "cropped": lambda values: image_processor.read_pan(Files(values)),  # type: ignore[arg-type]
     "resized": lambda values: image_processor.read_dynamic_size(Files(values)),  # type: ignore[arg-type]
     "scheduler": lambda values: pipelines._scheduler(Files(values)),  # type: ignore[arg-type]
     "clip": _part("clip", 0, "clip", "words", False), "projected": _part("clip", 1, "clip", "words", True),
@@ -120,6 +121,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "sd3": _part("transformer", False, None),
     "vae": _part("decoder", _SIZES), "gguf": _gguf,
     "projector": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "llava"),
+    "averaged": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "gemma3_vision"),
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
     "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl"),
     "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl")}
@@ -154,10 +156,34 @@ def test_outcomes_are_the_committed_ones(name: str) -> None:
     badvalues.compare(COMMITTED[name], found(name, config), "test_bad_values.py")
 
 
+_LIMITS = [[], [0.5, 0.1], [-1.0, 1.0], [float("inf")] * 2, [0.0, float("nan")], [0.0, 2e9], [2e9, float("inf")],
+           [True, 1.0], [0.0, 1.0, 2.0]]
+#: Reader, and values of Mamba-2 that contradict others, are negative, or are too large. The first key is named.
+MAMBA: list[tuple[str, dict[str, Any]]] = [
+    *(("decoder nemotron_h", {key: value}) for key in ("n_groups", "mamba_num_heads", "mamba_head_dim",
+                                                       "ssm_state_size", "conv_kernel") for value in (0, -2, 1 << 62)),
+    ("decoder nemotron_h", {"n_groups": 3}), ("decoder nemotron_h", {"n_groups": 4, "mamba_num_heads": 6}),
+    ("decoder granitehybrid", {"mamba_n_heads": 7}), ("decoder granitehybrid", {"mamba_n_groups": 3}),
+    ("decoder granitehybrid", {"mamba_d_head": 25}), ("decoder falcon_h1", {"mamba_n_groups": 3}),
+    ("decoder falcon_h1", {"mamba_n_heads": 3, "mamba_d_ssm": 77}), ("decoder falcon_h1", {"mamba_d_head": 20}),
+    *((f"decoder {name}", {"time_step_limit": limits}) for limits in _LIMITS
+      for name in ("nemotron_h", "granitehybrid", "falcon_h1")),
+    *((f"gguf {name}", {f"{name}.ssm.{key}": value}) for name in ("nemotron_h_moe", "granitehybrid", "falcon-h1")
+      for key, values in {"group_count": (0, -1, 3, 1 << 62), "time_step_rank": (0, 1 << 62),
+                          "inner_size": (0, -16, 17, 1 << 62), "state_size": (0, 1025), "conv_kernel": (0, 1, 17)
+                          }.items() for value in values)]
+
+
+@pytest.mark.parametrize(("name", "changes"), MAMBA)
+def test_hostile_sizes_of_mamba(name: str, changes: dict[str, Any]) -> None:
+    text, _ = badvalues.outcome(READERS[name.split()[0]], COMMITTED[name][""] | changes)
+    assert text.startswith(f"FormatError: {NAME}: {next(iter(changes))} is ")
+
+
 #: Reader and ``model_type`` without a configuration -> why.
 NOT_LISTED = {
     ("bert.read_roberta", "camembert"): "as roberta", ("bert.read_roberta", "xlm-roberta"): "as roberta",
-    ("deepseek._read", "kimi_k2"): "as deepseek_v3", ("granite._read_experts", "granitemoe"): "as granitemoeshared",
+    ("deepseek._read", "kimi_k2"): "as deepseek_v3", ("granite._read_shared", "granitemoe"): "as granitemoeshared",
     ("jina_v3.read_v3", "xlm-roberta"): "chosen by the names of tensors, which these tests do not have",
     ("nomic.read_moe", "nomic_bert"): "chosen by the names of tensors, which these tests do not have"}
 

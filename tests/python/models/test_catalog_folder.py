@@ -12,6 +12,7 @@ import pytest
 
 import mpool
 from mpool import errors
+from mpool.conversation.template import ChatTemplate
 from mpool.models import files
 from mpool.models.fields import Fields
 from mpool.models.formats import hf_parts, sentence_folder
@@ -529,7 +530,11 @@ def test_generation_settings_and_templates(tmp_path: Path) -> None:
     assert described.tokenizer.config["eos_token"] == "</s>" and "chat_template" not in described.tokenizer.config
     assert described.tokenizer.config["eos_token_id"] == [2, 3, 4]
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert decoder(tmp_path / "b", files={"tokenizer_config.json": {"chat_template": named}}).chat_template == "d"
+    both = decoder(tmp_path / "b", files={"tokenizer_config.json": {"chat_template": named}}).chat_template
+    for tools, text in (([{}], "t"), (None, "d")):  # transformers renders chats with tools with the former
+        assert both is not None and ChatTemplate(both).render([{"role": "user"}], tools=tools) == text
+    files = {"chat_template.jinja": "d\n", "additional_chat_templates/tool_use.jinja": "t\n"}
+    assert decoder(tmp_path / "h", files=files).chat_template == both
     assert decoder(tmp_path / "c", files={"tokenizer_config.json": {"chat_template": named[:1]}}).chat_template == "t"
     assert decoder(tmp_path / "d").chat_template is None
     with pytest.raises(errors.LimitError, match="chat_template"):

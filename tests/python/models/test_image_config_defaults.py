@@ -64,6 +64,8 @@ READERS: dict[str, tuple[str, dict[str, Any], set[str], Callable[[Fields], Any]]
                  _vision(vision_folder.read_idefics3)),
     "smolvlm": ("SmolVLMConfig", {"vision_config": {"patch_size": 14}}, {"vision_config", "text_config"},
                 _vision(vision_folder.read_idefics3)),
+    "gemma3": ("Gemma3Config", {"vision_config": {"image_size": 896, "patch_size": 14}},
+               {"vision_config", "text_config"}, _vision(vision_folder.read_gemma)),
     "qwen2_vl": ("Qwen2VLConfig", {"vision_config": {"hidden_size": 8192}},
                  {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_qwen)),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", {"vision_config": {"out_hidden_size": 8192}},

@@ -23,7 +23,7 @@ import imagemodels
 import paritymodels
 import visionmodels
 from corelib import logits
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from paritymodels import randomise, torch, transformers, write_tokenizer
 
@@ -109,6 +109,14 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                        "rms_norm_eps": 1e-05, "rope_parameters": ..., "rope_theta": 10000,
                                        "partial_rotary_factor": 1.0,
                                        "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig"}}),
+    "Nemotron-3-Super": ("nemotron_h_latent", {"layers_block_type": ..., "hybrid_override_pattern": "*ME",
+                                               "mtp_layers_block_type": ..., "mtp_hybrid_override_pattern": "*E",
+                                               "num_nextn_predict_layers": 1, "n_routed_experts": ...,
+                                               "num_local_experts": 7, "time_step_limit": [0.0, float("inf")]}),
+    "Falcon-H1-1.5B-Instruct": ("falcon_h1", {"attn_layer_indices": None, "mamba_use_mlp": True,
+                                              "mlp_expansion_factor": 8, "num_logits_to_keep": 1,
+                                              "time_step_limit": ..., "rope_parameters": ..., "rope_scaling": None,
+                                              "rope_theta": 10000.0}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 
@@ -122,6 +130,18 @@ def test_published_keys_of_decoders_have_no_effect(tmp_path: Path, name: str) ->
     edit(tmp_path / "config.json", changes)
     after = described(tmp_path)
     assert after.spec == before.spec and after.generation == before.generation
+
+
+def test_drafts_of_nemotron_are_read_over(tmp_path: Path) -> None:
+    """Folders of Nemotron 3 have layers that only predict further tokens."""
+    paritymodels.decoder("nemotron_h_latent", 3).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, 96)
+    path = tmp_path / "model.safetensors"
+    before = [tensor.name for tensor in described(tmp_path).spec.tensors]
+    drafts = ("layers.0.eh_proj", "layers.0.mixer.q_proj", "layers.1.mixer.experts.0.up_proj")
+    save_file({**load_file(path), **{f"mtp.{name}.weight": torch.ones(7, 3) for name in drafts}}, path,
+              {"format": "pt"})
+    assert [tensor.name for tensor in described(tmp_path).spec.tensors] == before
 
 
 #: Published vision model -> its family in the tests, a file, and the keys of the file that transformers does not write.

@@ -22,6 +22,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llava_next": {"model_type": "llava_next", "text_config": TEXT, "vision_config": CLIP,
                    "image_grid_pinpoints": [[32, 64], [64, 32]]},
     "idefics3": {"model_type": "idefics3", "text_config": TEXT, "vision_config": SIGLIP},
+    "gemma3": {"model_type": "gemma3", "text_config": TEXT, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
     "qwen2_vl": {"model_type": "qwen2_vl", "text_config": {"hidden_size": 64}, "vision_config": {
         "embed_dim": 48, "num_heads": 4, "hidden_size": 64}},
     "qwen2_5_vl": {"model_type": "qwen2_5_vl", "text_config": {"hidden_size": 64}, "vision_config": {
@@ -74,6 +75,8 @@ def test_layers_that_are_computed(name: str, changes: dict[str, Any], layers: in
 
 
 @pytest.mark.parametrize("name, changes, field, allowed", [
+    *(("gemma3", {"mm_tokens_per_image": rows}, "mm_tokens_per_image", "the number of squares of equal size that")
+      for rows in (3, 9, 25)),
     ("qwen2_vl", {"vision_config.hidden_size": 48}, "vision_config.hidden_size", "64, the decoder's hidden_size"),
     ("qwen2_vl", {"vision_config.mlp_ratio": 1e308}, "mlp_ratio", "a finite number above 0, at most 1024"),
     ("qwen3_vl", {"vision_config.out_hidden_size": 48}, "out_hidden_size", "64, the decoder's hidden_size"),
@@ -83,7 +86,7 @@ def test_layers_that_are_computed(name: str, changes: dict[str, Any], layers: in
        "ascending numbers of layers from 0 to 26") for taps in ([1, 0], [1, 1], [-1, 2], [5, 27])),
     ("qwen3_vl", {"text_config.rope_parameters": {"mrope_section": [24, 20]}}, "mrope_section",
      "three numbers above 0")])
-def test_sizes_of_qwens_encoders(name: str, changes: dict[str, Any], field: str, allowed: str) -> None:
+def test_sizes_of_encoders_and_projectors(name: str, changes: dict[str, Any], field: str, allowed: str) -> None:
     with pytest.raises(errors.FormatError) as caught:
         vision_folder.READERS[name](config(name, changes))
     assert str(caught.value.field).endswith(field) and str(caught.value.allowed).startswith(allowed)
@@ -116,6 +119,12 @@ TILED: dict[str, Any] = {"image_processor_type": "LlavaNextImageProcessor", "siz
      "sizes that depend on the image", "32 x 32 pixels"),
     ("idefics3", {}, {"image_processor_type": "Idefics3ImageProcessor", "max_image_size": {"longest_edge": 40}},
      "config.json", "vision_config.image_size", 32, f"max_image_size of {image_processor.NAME}, 40"),
+    *(("gemma3", {}, {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32},
+                      "do_pan_and_scan": True, **changed}, image_processor.NAME, next(iter(changed)),
+       str(next(iter(changed.values()))), allowed) for changed, allowed in (
+           ({"pan_and_scan_min_crop_size": 0}, "an integer from 1 to 4096"),
+           ({"pan_and_scan_max_num_crops": 65}, "an integer from 1 to 64"),
+           ({"pan_and_scan_min_ratio_to_activate": 0.0}, "a finite number above 0"))),
     ("qwen2_5_vl", {}, {"patch_size": 14, "merge_size": 3}, "config.json", "vision_config.patch_size",
      "14 with spatial_merge_size 2", f"patch_size and merge_size of {image_processor.NAME}, 14 and 3")])
 def test_processors_that_do_not_fit(tmp_path: Path, name: str, changes: dict[str, Any], values: dict[str, Any],

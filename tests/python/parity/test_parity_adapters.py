@@ -82,11 +82,14 @@ def test_targets(tmp_path: Path, targets: tuple[str, ...]) -> None:
     ("lfm3", ("in_proj", "q_proj", "g_proj", "o_proj", "w1")),
     ("qwen35", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "up_proj")),
     ("qwen3next", ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj")),
-    ("granitehybrid", ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear"))])
+    ("granitehybrid", ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear")),
+    ("falcon_h1", ("k_proj", "o_proj", "in_proj", "out_proj", "gate_proj", "down_proj")),
+    ("nemotron_h_latent", ("k_proj", "in_proj", "up_proj", "fc1_latent_proj", "fc2_latent_proj"))])
 def test_other_modules(tmp_path: Path, family: str, targets: tuple[str, ...]) -> None:
     """Phi-3 has one matrix for queries, keys and values, and one for gate and up. LFM2 has short convolutions, Qwen3.5
-    and Qwen3-Next have gated delta nets, Granite 4 H has Mamba-2."""
-    model = paritymodels.decoder(family, 2, vocab=VOCAB)
+    and Qwen3-Next have gated delta nets, Granite 4 H has Mamba-2, Falcon-H1 has factors, Nemotron 3 Super has latents.
+    """
+    model = paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=VOCAB)
     randomise(model, 4)
     folder = save(tmp_path / "base", model)
     found = matrices(model, 3, 9, targets)
@@ -115,25 +118,62 @@ def test_ranks_and_alphas_of_modules(tmp_path: Path) -> None:
     assert np.abs(got - expected(whole, tokens)).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("target", ["in_proj_z", "q_proj"])
-def test_value_heads_of_gguf_files(tmp_path: Path, target: str) -> None:
-    """GGUF files of Qwen3.5 have other orders of value heads than adapters of PEFT, which are refused if they update
-    these heads."""
+def _tiled(found: Any, config: Any) -> Any:
+    """Return the matrices of an adapter of Qwen3.5 as llama.cpp's converter orders them: the rows of value heads, and
+    the columns of the output projection."""
     import tinygguf
 
-    model = paritymodels.decoder("qwen35", 2, vocab=VOCAB)
+    def of(name: str, matrix: np.ndarray) -> np.ndarray:
+        return next(iter(tinygguf._delta_parts(f"{name}.weight", matrix, config).values()))
+    return {name: (a, b) if ".linear_attn." not in name else (of(name, a), b) if name.endswith("out_proj") else
+            (a, of(name, b)) for name, (a, b) in found.items()}
+
+
+_DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "down_proj")
+
+
+@pytest.mark.parametrize(("family", "base", "targets"), [
+    ("qwen35", "gguf", _DELTA), ("qwen35", "folder", _DELTA),
+    ("granitehybrid", "gguf", ("q_proj", "k_proj", "in_proj", "out_proj")),
+    ("nemotron_h_latent", "gguf", ("q_proj", "k_proj", "in_proj", "out_proj", "fc1_latent_proj", "fc2_latent_proj")),
+    ("falcon_h1", "gguf", ("up_proj",))])
+def test_orders_of_gguf_files(tmp_path: Path, family: str, base: str, targets: tuple[str, ...]) -> None:
+    """GGUF files may order the rows and columns of a matrix in another way than folders. An adapter of the other format
+    is ordered like the model."""
+    import tinygguf
+
+    model = paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=VOCAB)
     randomise(model, 4)
-    place, found = str(tinygguf.write(tmp_path / "base.gguf", model)), matrices(model, 3, 3, (target,))
-    save_peft(tmp_path / "lora", found, 3.0)
+    found = matrices(model, 3, 3, targets)
+    if base == "gguf":
+        place, lora = str(tinygguf.write(tmp_path / "base.gguf", model)), save_peft(tmp_path / "lora", found, 3.0)
+    else:
+        place = save(tmp_path / "base", model)
+        lora = save_gguf(tmp_path / "lora.gguf", _tiled(found, model.config), 3.0, architecture=family)
     tokens = np.random.default_rng(7).integers(2, VOCAB, 60)
     with mpool.Pool() as pool:
-        if target == "in_proj_z":
-            with pytest.raises(mpool.errors.Unsupported, match="in_proj_z"):
-                pool.load(place, adapters={"one": tmp_path / "lora"}, compute="float32")
-            return
-        pool.load(place, adapters={"one": tmp_path / "lora"}, compute="float32")
+        pool.load(place, adapters={"one": lora}, compute="float32")
         got = logits(pool, place, tokens, "float32", "one")
-    assert np.abs(got - expected(merged(model, found, 1.0), tokens)).max() <= TOLERANCE
+    whole = expected(merged(model, found, 1.0), tokens)
+    assert np.abs(got - whole).max() <= TOLERANCE
+    assert np.abs(expected(model, tokens) - whole).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("base", ["gguf", "folder"])
+def test_factors_of_gguf_files(tmp_path: Path, base: str) -> None:
+    """GGUF files of Falcon-H1 hold most weights times factors, and do not state these: an adapter of the other format
+    would be added without its factors."""
+    import tinygguf
+
+    model = paritymodels.decoder("falcon_h1", 2, vocab=VOCAB)
+    found = matrices(model, 3, 3, ("o_proj",))
+    if base == "gguf":
+        place, lora = str(tinygguf.write(tmp_path / "base.gguf", model)), save_peft(tmp_path / "lora", found, 3.0)
+    else:
+        place = save(tmp_path / "base", model)
+        lora = save_gguf(tmp_path / "lora.gguf", found, 3.0, architecture="falcon-h1")
+    with mpool.Pool() as pool, pytest.raises(mpool.errors.Unsupported, match="o_proj|attn_output"):
+        pool.load(place, adapters={"one": lora}, compute="float32")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -113,10 +113,14 @@ def test_experts_quantised(tmp_path: Path, name: str, type_name: str) -> None:
     assert not np.array_equal(exact, near)
 
 
-def test_layers_for_drafts_are_read_over(tmp_path: Path) -> None:
-    """Files of Qwen3.5 end with a layer for drafts. They may state only every how many layers one has attention."""
-    kinds = ["linear_attention", "full_attention", "full_attention"]
-    whole, model = (paritymodels.decoder("qwen35moe", layers, layer_types=kinds[:layers]) for layers in (3, 2))
+@pytest.mark.parametrize(("family", "kinds"), [
+    ("qwen35moe", ["linear_attention", "full_attention", "full_attention"]),
+    ("nemotron_h_latent", ["full_attention", "linear_attention", "moe", "moe"])])
+def test_layers_for_drafts_are_read_over(tmp_path: Path, family: str, kinds: list[str]) -> None:
+    """Files of Qwen3.5 and Nemotron 3 end with a layer for drafts. Those of Qwen3.5 may state only every how many
+    layers one has attention."""
+    whole, model = (paritymodels.decoder(family, layers, layer_types=kinds[:layers])
+                    for layers in (len(kinds), len(kinds) - 1))
     randomise(whole, 12)
     model.load_state_dict({name: value for name, value in whole.state_dict().items() if name in model.state_dict()})
     path = str(tinygguf.write(tmp_path / "m.gguf", whole, drafts=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import chainmodels
 import pytest
 import toolmodels as tm
 
+from mpool.conversation.template import ChatTemplate
 from mpool.server import thinking
-from servers import ask, serving
+from servers import Raw, ask, serving
 from reasoningdata import CHAINS, HARMONY, THINK, WORDS
 
 CHAT: list[Any] = [{"role": "user", "content": "Is it?"}]
@@ -39,10 +41,18 @@ def server(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
     ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ thinking }}",
      (True, ("thinking",), False)),
     ("{% for m in messages %}{% set thinking = m.thinking %}{{ thinking }}{% endfor %}", (False, (), False)),
+    ("{% if thinking_budget is defined and thinking_budget == 0 %}<seed:think></seed:think>{% endif %}",
+     (True, ("thinking_budget",), False)),
+    ("{{ '<|START_THINKING|>' if reasoning is undefined or reasoning }}", (True, ("reasoning",), False)),
+    (tm.NEMOTRON2_THINKING, (True, ("enable_thinking",), False)), (tm.QWEN3_5, (True, ("enable_thinking",), False)),
     (tm.HERMES, (False, (), False)), ("It has enable_thinking in its text.", (False, (), False)),
-], ids=["Qwen3", "GPT-OSS", "R1", "DeepSeek", "a variable of its own", "Qwen2.5", "text"])
+], ids=["Qwen3", "GPT-OSS", "R1", "DeepSeek", "a variable of its own", "Seed-OSS", "Command A",
+         "Nemotron Nano 2", "Qwen3.5", "Qwen2.5", "text"])
 def test_options_of_templates(source: str, wanted: tuple[bool, tuple[str, ...], bool]) -> None:
-    assert thinking.template_options(source) == wanted
+    found = thinking.template_options(source)
+    assert found == wanted
+    if found.switches == ("thinking_budget",):
+        assert (found.switched(False), found.switched(True)) == ({"thinking_budget": 0}, {"thinking_budget": -1})
 
 
 def test_openai(server: Any) -> None:
@@ -145,3 +155,133 @@ def test_formats_and_stop_strings_leave_the_reasoning_alone(server: Any, model: 
         found = ask(server, "/api/chat", {"model": model, "stream": False, "messages": CHAT, "format": schema,
                                           "think": False, "options": OPTIONS})[1]["message"]
         assert found["content"] == wanted[1] and not found.get("thinking")
+
+
+#: Arguments that the model below writes: nested, and with the tag that ends a value.
+WHERE = {"a": ["</parameter>", {"b": None}]}
+#: Tokens of the call: the text that a grammar forces, and the rest.
+CALLED = ("\n<function=find>\n<parameter=where>\n{", f"{json.dumps(WHERE)[1:]}\n</parameter>\n</function>\n")
+FIND = {"name": "find", "description": "Find a place.", "parameters": {
+    "type": "object", "properties": {"where": {"type": "object"}}, "required": ["where"]}}
+ASKED: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
+LATER: list[Any] = [{"role": "assistant", "content": "In Bonn."}, {"role": "user", "content": "And now?"}]
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Models with the templates of Qwen3.5 and Nemotron Nano 2 that think, then call a function."""
+    words = ("Hm", "</think>", "<tool_call>", *CALLED, "</tool_call>")
+    chain = [("Ċ", "Hm"), *zip(words, words[1:]), ("</tool_call>", "<|return|>")]
+    folders = {name: chainmodels.save(tmp_path_factory.mktemp(name), template, chain, words)
+               for name, template in (("qwen", tm.QWEN3_5), ("nemotron", tm.NEMOTRON2_THINKING),
+                                      ("mixtral", ALTERNATING))}
+    with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
+        yield made
+
+
+#: Like that of Mixtral 8x7B.
+ALTERNATING = ("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles "
+               "must alternate') }}{% endif %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else m.content "
+               "}}{% endfor %}")
+
+
+def openai_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
+    found, parts = send("/v1/chat/completions", messages=turns, tools=[{"type": "function", "function": FIND}])
+    message = found["choices"][0]["message"]
+    call, deltas = message["tool_calls"][0], [part["choices"][0]["delta"] for part in parts if part.get("choices")]
+    streamed = ["".join(delta.get("reasoning_content") or "" for delta in deltas), json.loads("".join(
+        one["function"].get("arguments", "") for delta in deltas for one in delta.get("tool_calls") or ()))]
+    assert [message["reasoning_content"], json.loads(call["function"]["arguments"])] == streamed
+    return streamed, found["usage"]["prompt_tokens"], [message, {
+        "role": "tool", "tool_call_id": call["id"], "content": "Bonn"}]
+
+
+def ollama_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
+    found, parts = send("/api/chat", messages=turns, tools=[{"type": "function", "function": FIND}])
+    message = found["message"]
+    streamed = ["".join(part["message"].get("thinking", "") for part in parts), *(
+        call["function"]["arguments"] for part in parts for call in part["message"].get("tool_calls", ()))]
+    assert [message["thinking"], message["tool_calls"][0]["function"]["arguments"]] == streamed
+    return streamed, found["prompt_eval_count"], [message, {"role": "tool", "tool_name": "find", "content": "Bonn"}]
+
+
+def anthropic_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
+    system = [turn["content"] for turn in turns if turn["role"] == "system"]
+    tool = {"name": "find", "description": FIND["description"], "input_schema": FIND["parameters"]}
+    found, parts = send("/v1/messages", system=system[0], tools=[tool],
+                        messages=[turn for turn in turns if turn["role"] != "system"])
+    thinks, calls = found["content"]
+    deltas = [part["delta"] for part in parts if part["type"] == "content_block_delta"]
+    streamed = ["".join(delta.get("thinking", "") for delta in deltas),
+                json.loads("".join(delta.get("partial_json", "") for delta in deltas))]
+    assert [thinks["thinking"], calls["input"]] == streamed
+    usage = found["usage"]
+    tokens = sum(usage[name] for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"))
+    return streamed, tokens, [{"role": "assistant", "content": found["content"]}, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": calls["id"], "content": "Bonn"}]}]
+
+
+def responses_turn(send: Any, turns: list[Any]) -> tuple[Any, int, list[Any]]:
+    found, parts = send("/v1/responses", input=turns, tools=[{"type": "function", **FIND}])
+    thinks, call = found["output"]
+    streamed = ["".join(part["delta"] for part in parts if part["type"] == f"response.{name}.delta")
+                for name in ("reasoning_text", "function_call_arguments")]
+    assert [thinks["content"][0]["text"], call["arguments"]] == streamed
+    return [streamed[0], json.loads(streamed[1])], found["usage"]["input_tokens"], [*found["output"], {
+        "type": "function_call_output", "call_id": call["call_id"], "output": "Bonn"}]
+
+
+@pytest.mark.parametrize("turn", [openai_turn, ollama_turn, anthropic_turn, responses_turn])
+def test_tools_and_reasoning_in_turns_of_qwen3_5(qwen: Any, turn: Any) -> None:
+    """Reasoning and a call, whole and streamed. Their next turn has the prompt that the template makes of them: with
+    the reasoning up to the next question, then without it."""
+    template = ChatTemplate(tm.QWEN3_5)
+
+    def send(path: str, **body: Any) -> tuple[Any, list[Any]]:
+        greedy = {"options": {"temperature": 0}} if path == "/api/chat" else {"temperature": 0}
+        body = {"model": "qwen", **greedy, **body, **({"max_tokens": 40} if path == "/v1/messages" else {})}
+        status, whole = ask(qwen, path, {**body, "stream": False})
+        assert status == 200, whole
+        with Raw(qwen, 60) as raw:
+            lines = raw.request(path, json.dumps({**body, "stream": True}).encode()).response()[2].decode().splitlines()
+        texts = [line.removeprefix("data: ") for line in lines]
+        return whole, [json.loads(text) for text in texts if text.startswith("{")]
+
+    def tokens(turns: list[Any]) -> int:
+        text = template.render(turns, tools=[{"type": "function", "function": FIND}], add_generation_prompt=True)
+        return len(qwen.state.pool.tokenize(text, "qwen"))
+
+    found, count, added = turn(send, ASKED)
+    assert (found, count) == (["Hm", {"where": WHERE}], tokens(ASKED))
+    history = [*ASKED, {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [
+        {"type": "function", "function": {"name": "find", "arguments": {"where": WHERE}}}]},
+        {"role": "tool", "content": "Bonn"}]
+    assert turn(send, [*ASKED, *added])[:2] == (found, tokens(history))
+    assert turn(send, [*ASKED, *added, *LATER])[:2] == (found, tokens([*history, *LATER]))
+
+
+@pytest.mark.parametrize("model, turns, joined", [
+    ("qwen", [*ASKED, *LATER[:1], {"role": "system", "content": "Now."}, *LATER[1:]],
+     [*ASKED, *LATER[:1], {"role": "user", "content": "Now.\n\nAnd now?"}]),
+    ("mixtral", [*ASKED, *LATER], [{"role": "user", "content": "Be brief.\n\nWhere?"}, *LATER])])
+def test_system_messages_that_a_template_refuses(qwen: Any, model: str, turns: list[Any], joined: list[Any]) -> None:
+    """They become part of the question: that of Qwen3.5 in the middle, and that of Mixtral 8x7B anywhere."""
+    first, second = (qwen.state.pool.chat(one, model, temperature=0, max_tokens=1) for one in (turns, joined))
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("turns", [ASKED, ASKED[1:]], ids=["system", "none"])
+def test_words_of_the_system_message_turn_thinking_off(qwen: Any, turns: list[Any]) -> None:
+    """Nemotron Nano 2 has no variable for it."""
+    def tokens(content: str) -> int:
+        text = ChatTemplate(tm.NEMOTRON2_THINKING).render([{"role": "system", "content": content}, turns[-1]],
+                                                 add_generation_prompt=True)
+        assert text.endswith("<think></think>")
+        return len(qwen.state.pool.tokenize(text, "nemotron"))
+
+    wanted = tokens("Be brief.\n\n/no_think" if turns is ASKED else "/no_think")
+    off = ask(qwen, "/v1/chat/completions", {"model": "nemotron", "messages": turns, "reasoning_effort": "none",
+                                             "max_tokens": 1})[1]["usage"]["prompt_tokens"]
+    ollama = ask(qwen, "/api/chat", {"model": "nemotron", "messages": turns, "think": False, "stream": False,
+                                     "options": {"num_predict": 1}})[1]["prompt_eval_count"]
+    assert (off, ollama) == (wanted, wanted)
