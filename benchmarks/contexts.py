@@ -91,9 +91,7 @@ def main() -> int:
             row["share of memory"] = round(row["decode"] * read / 1e9 / speed, 2) if speed else 0.0
             print(json.dumps({"length": length, "kv": args.kv, **row, "read_2": speed}), flush=True)
     print(watch.describe())
-    if args.json:
-        recorder.add_weights("model", args.model)
-        recorder.write(args.json)
+    recorder.write(args.json, model=args.model)
     return 0
 
 

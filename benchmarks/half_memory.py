@@ -153,9 +153,7 @@ def main() -> int:
         for peer in peers:
             if "ratio" in row.get(peer, {}):
                 print(f"{name}: mpool over {peer} {row[peer]['ratio']:.2f}")
-    if args.json:
-        recorder.add_weights("model", args.model)
-        recorder.write(args.json)
+    recorder.write(args.json, model=args.model)
     return int(bool(recorder.failures))
 
 

@@ -115,8 +115,7 @@ def main() -> int:
             if args.json:
                 recorder.add_weights(kind, path)
             os.remove(path)
-    if args.json:
-        recorder.write(args.json)
+    recorder.write(args.json)
     return int(failed)
 
 

@@ -90,7 +90,6 @@ class Recorder:
         self.turns: list[Turn] = []
         self.weights: dict[str, dict[str, Any]] = {}
         self.versions, self.failures = {"mpool": mpool.__version__}, list[str]()
-        self.agreement: dict[str, Any] = {}
 
     def measure(self, run: Callable[[], T]) -> tuple[T, Frame]:
         """Return the result of ``run``, and the probes around it; arguments as for :meth:`Probe.around`."""
@@ -109,10 +108,14 @@ class Recorder:
 
         self.weights[kind] = {"name": name_of(str(path)), "path": Path(path).name, "sha256": hashed(str(path))}
 
-    def write(self, path: str, **agreement: Any) -> None:
-        """Write the record to a file."""
+    def write(self, path: str | None, **weights: str) -> None:
+        """Write the record to a file, with these kinds and paths of weights. ``path`` None: no record is wanted."""
+        if path is None:
+            return
+        for kind, file in weights.items():
+            self.add_weights(kind, file)
         write(build(self.benchmark, self.threads, self.options, self.turns, weights=self.weights,
-                    versions=self.versions, agreement=agreement, summary=report.summary(self.turns),
+                    versions=self.versions, agreement={}, summary=report.summary(self.turns),
                     failures=self.failures), path)
 
 

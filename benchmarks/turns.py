@@ -74,9 +74,7 @@ def main() -> int:
     for percent, rows in found.items():
         print(json.dumps({"snapshots": percent, **{name: round(statistics.median(row[name] for row in rows), 2)
                                                    for name in rows[0]}}))
-    if args.json:
-        recorder.add_weights("model", args.model)
-        recorder.write(args.json)
+    recorder.write(args.json, model=args.model)
     return 0
 
 

@@ -50,8 +50,10 @@ typedef enum mp_vit_flag {          /* vision transformers */
     MP_VIT_ATTENTION_POOL = 1 << 5, /* pooling by a learned query over all rows; otherwise the first row is the
                                      * result */
     MP_VIT_ROOT_NORMS = 1 << 6,     /* RMS norms instead of layer norms */
-    MP_VIT_AXIAL = 1 << 7,          /* two-dimensional rotary positions; most layers attend within windows, and patches
+    MP_VIT_AXIAL = 1 << 7,          /* two-dimensional rotary positions; layers may attend within windows, and patches
                                      * stand in window order */
+    MP_VIT_ALIGNED = 1 << 8,        /* axial networks also have learned positions, which are interpolated linearly such
+                                     * that the corners of both grids coincide */
 } mp_vit_flag;
 
 typedef enum mp_diffusion_flag {

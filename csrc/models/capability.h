@@ -320,7 +320,8 @@ typedef struct mp_text_request {
     int32_t adapter;
     bool want_prompt_logits;
     float *prompt_logits; /* output [n_prompt, vocab], if want_prompt_logits */
-    float *image_rows;    /* output [rows of all runs, hidden], if want_prompt_logits and images are given */
+    float *image_rows;    /* output [rows of all runs, hidden], if want_prompt_logits and images are given; with
+                           * DeepStack, `hidden` counts all vectors of a row */
     mp_text_images images;
     int32_t mask_words;   /* 0 = no mask, every token is allowed */
     mp_token_mask *masks; /* [n_choices], or NULL if `mask_words` is 0; written while the request runs */

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..errors import MpoolError, OfflineError
 from ..models import describing
+from ..models.catalogue import estimate, state_bytes
 from ..models.catalogue import load as load_catalogue
-from ..models.catalogue import state_bytes
 from ..models.describing import resolve, verify
 from ..models.references import parse as parse_reference
 from ..models.sources import offline_variables, when_online
@@ -99,6 +99,8 @@ def _text(name: str, value: Any) -> str:
         return _WEIGHTS[value]
     if name in ("bytes", "download_bytes", "expert_bytes"):
         return megabytes(value)
+    if name == "sequence_state_bytes":
+        return f"{value / 1e6:,.1f} MB"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -174,7 +176,8 @@ def facts_of_model(model: ModelDescription) -> dict[str, Any]:
         "license": model.license,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors if not tensor.name.startswith(ADAPTER_PREFIX)),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
-        "weights": model.spec.to_core().weights(), "est_memory_allocation_mb": model.est_memory_allocation_mb,
+        "weights": model.spec.to_core().weights(),
+        "est_memory_allocation_mb": model.est_memory_allocation_mb or estimate(model),
     }
     if model.capability in ("text_to_text", "text_embedding") and not model.networks:
         from ..models.formats.adapters import supported_modules

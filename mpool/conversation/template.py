@@ -55,6 +55,35 @@ class ChatPrompt(NamedTuple):
     text: str
 
 
+class ImageTexts(NamedTuple):
+    """What becomes of the images of a conversation in its prompt.
+
+    Attributes:
+        mark: text that stands for each image in the rendered conversation.
+        texts: text that replaces each of them, with the image tokens of the model.
+        char: a character in ``texts`` whose id is -1, whatever the vocabulary contains; None: there is none.
+    """
+
+    mark: str
+    texts: Sequence[str]
+    char: str | None
+
+    def replaced(self, text: str) -> str:
+        """Return the text with all images replaced.
+
+        Raises:
+            InvalidArgument: the text has another number of images.
+        """
+        parts = text.split(self.mark)
+        if len(parts) != len(self.texts) + 1:
+            raise InvalidArgument(f"the number of images must equal the number of image tokens in the prompt, got "
+                                  f"{len(self.texts)} images and {len(parts) - 1} tokens", param="images",
+                                  got=f"{len(self.texts)} images", allowed=f"{len(parts) - 1} images",
+                                  hint="The model's chat template writes the image tokens"
+                                  if self.texts else "Pass the images, or remove the image tokens from the prompt")
+        return parts[0] + "".join(image + part for image, part in zip(self.texts, parts[1:]))
+
+
 class ChatTemplate:
     """A model's chat template. Thread-safe. Compiled on first use, never in this process.
 
@@ -137,7 +166,7 @@ class ChatTemplate:
     def prompt(self, /, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *,
                tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
-               continue_final_message: bool = False, placeholder: tuple[str, str | None] | None = None,
+               continue_final_message: bool = False, images: ImageTexts | None = None,
                merge_turns: bool = False, deadline: float | None = None,
                check_length: Callable[[int], object] | None = None, **variables: Any) -> ChatPrompt:
         """Render a conversation and encode it.
@@ -150,8 +179,7 @@ class ChatTemplate:
         Args:
             tokenizer: the model's tokenizer.
             add_generation_prompt: as in :meth:`render`; None: on unless the last message is continued.
-            placeholder: a character in the messages, and the text of the control token that replaces it. If the text
-                is None, the character's id is -1, whatever the vocabulary contains.
+            images: what replaces the images of the conversation; None: it has none.
             merge_turns: join consecutive messages of one role if the template rejects the conversation.
             check_length: function that is called with a number of tokens that the prompt has at least, before it is
                 encoded. It raises an error if these are too many.
@@ -166,11 +194,9 @@ class ChatTemplate:
         text = self._render(data, add_generation_prompt, continue_final_message, deadline, merge_turns)
         if check_length is not None:
             check_length(tokenizer.least_tokens(text, True))
-        char = None
-        if placeholder is not None and placeholder[1] is not None:
-            text = text.replace(placeholder[0], placeholder[1])
-        elif placeholder is not None:
-            char = placeholder[0]
+        if images is not None:
+            text = images.replaced(text)
+        char = None if images is None else images.char
         if mark is None:
             return ChatPrompt(tokenizer.encode_marked(text, None, char), text)
         text = text.replace(f"\\u{ord(mark):04x}", mark)  # tojson(ensure_ascii=true) escapes the mark

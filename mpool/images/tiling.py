@@ -47,6 +47,15 @@ class TiledImage:
     tiles: list[NDArray[np.uint8]]
     placeholders: list[str | PlaceholderRun]
 
+    @property
+    def runs(self) -> list[PlaceholderRun]:
+        """The runs of the image in the prompt."""
+        return [part for part in self.placeholders if isinstance(part, PlaceholderRun)]
+
+    def text(self, token: str) -> str:
+        """Return the text that replaces the image in the prompt, with ``token`` for each run."""
+        return "".join(part if isinstance(part, str) else token for part in self.placeholders)
+
 
 def rows_of(settings: VisionSettings, height: int, width: int) -> int:
     """Return the number of embeddings of a tile of this size in pixels."""
@@ -70,6 +79,8 @@ def tile_image(image: Image, settings: VisionSettings, name: str) -> TiledImage:
         return TiledImage([whole_patches(tile, settings.image.patch_size) for tile in made.tiles], made.placeholders)
     if settings.scheme == "any":
         return _any_size(image, settings, name)
+    if settings.scheme == "pan":
+        return _pan(image, settings, name)
     tile = prepare(image, settings.image, name)
     return TiledImage([tile], [PlaceholderRun(1, rows_of(settings, *tile.shape[:2]))])
 
@@ -200,7 +211,7 @@ def _split(image: Image, settings: VisionSettings) -> TiledImage:
     return TiledImage(tiles, placeholders)
 
 
-# ---- Qwen2.5-VL: images of any size ----------------------------------------------------------------------------------
+# ---- Qwen's models: images of any size -------------------------------------------------------------------------------
 
 def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
     """Return multiples of ``unit`` near the image's sides, such that the number of pixels is within the limits."""
@@ -227,3 +238,33 @@ def _any_size(image: Image, settings: VisionSettings, name: str) -> TiledImage:
         high, wide = _sides(height, width, unit, *settings.pixels)
         tile = np.asarray(image.resize((wide, high), resample=settings.image.resample))  # type: ignore[arg-type]
     return TiledImage([tile], [PlaceholderRun(1, rows_of(settings, high, wide))])
+
+
+# ---- Gemma 3: the whole image, then crops of a long one ("pan and scan") ---------------------------------------------
+
+_BEFORE, _AFTER = "\n\n<start_of_image>", "<end_of_image>\n\n"
+
+
+def _crops(height: int, width: int, least: int, most: int, ratio: float) -> list[tuple[int, int, int, int]]:
+    """Return the boxes (left, top, right, bottom) of the crops of an image: equal parts of its longer side."""
+    longer, shorter = max(height, width), min(height, width)
+    if longer / shorter < ratio:
+        return []
+    count = min(max(2, min(longer // least, floor(longer / shorter + 0.5))), most)
+    length = ceil(longer / count)
+    if min(length, shorter) < least:
+        return []
+    ends = [(start, min(start + length, longer)) for start in range(0, count * length, length)]
+    return [(start, 0, end, height) if width >= height else (0, start, width, end) for start, end in ends]
+
+
+def _pan(image: Image, settings: VisionSettings, name: str) -> TiledImage:
+    boxes = [] if settings.crops is None else _crops(image.size[1], image.size[0], *settings.crops)
+    tiles = [prepare(part, settings.image, name) for part in (image, *map(image.crop, boxes))]
+    shown: list[str | PlaceholderRun] = [_BEFORE, PlaceholderRun(1, rows_of(settings, *tiles[0].shape[:2])), _AFTER]
+    if not boxes:
+        return TiledImage(tiles, shown)
+    placeholders = ["Here is the original image ", *shown, " and here are some crops to help you see better "]
+    for number in range(len(boxes)):
+        placeholders += [" " if number else "", *shown]
+    return TiledImage(tiles, placeholders)

@@ -112,9 +112,15 @@ class Catalogue:
         self._names = {name: row for row in rows.values() for name in names_of(row)}
 
     def get(self, name: str) -> Row | None:
-        """Return the row with a key or an alias, in any case, or None. The tag ``:latest`` may be left out."""
+        """Return the row with a key or an alias, in any case, or None. The tag ``:latest`` may be left out. A tag may
+        end with the quantisation of the row's file, like Ollama's ``qwen3.5:4b-q4_K_M``."""
         name = name.lower()
-        return self._names.get(name) or self._names.get(name.removesuffix(":latest"))
+        tag, _, quantisation = name.rpartition("-")
+        row = self._names.get(name) or self._names.get(name.removesuffix(":latest"))
+        if row is None and ":" in tag and (found := self._names.get(tag)):
+            file = str(found.refs[0]).lower().removesuffix(".gguf")
+            row = found if file.endswith(("-" + quantisation, ":" + quantisation)) else None
+        return row
 
     def find(self, reference: Reference) -> Row | None:
         """Return the row that a reference names, or None.

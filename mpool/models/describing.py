@@ -283,13 +283,12 @@ def _apply_row(described: ModelDescription, row: Row) -> ModelDescription:
 
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
-    """Describe a GGUF model. A folder that also holds an image projector is described as a vision model."""
-    from .formats.gguf_model import describe_gguf
+    """Describe a GGUF model. A folder that also holds an image projector, or a file with an image encoder that mpool
+    reads, is described as a vision model."""
+    from .formats import vision_gguf
 
     if os.path.isdir(found.ref):
-        from .formats import vision_gguf
-
         projector = vision_gguf.find_projector(Folder(found.ref))
         if projector is not None:
             return vision_gguf.describe_pair(found.path, Folder(found.ref).path_of(projector), key=name, ref=found.ref)
-    return describe_gguf(found.path, key=name, ref=found.ref)
+    return vision_gguf.describe_file(found.path, key=name, ref=found.ref)

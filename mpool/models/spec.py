@@ -371,8 +371,10 @@ class VisionSettings:
         scheme: method of splitting an image into tiles. ``"one"``: one tile, the scaled image. ``"tiles"``: the scaled
             image, and the tiles of the image at one of the sizes of ``grid``. ``"split"``: tiles, each after a text
             that states its position, then the scaled image. ``"any"``: one tile that keeps the aspect ratio.
+            ``"pan"``: the scaled image, then crops of a long image.
         image: preprocessing of a tile.
         image_token_id: id of the placeholder token for one embedding of an image; -1: the vocabulary has none.
+        mark_token_id: id of the token that the chat template writes for an image; None: the placeholder token.
         keep_class: True if the class token of the image encoder is an image embedding, too.
         merge: side length, in patches, of the square that becomes one embedding.
         grid: allowed sizes of the image before it is split, height and width in pixels; they are multiples of the tile
@@ -382,17 +384,21 @@ class VisionSettings:
         split: for ``"split"``: True if images are split at all.
         pixels: for ``"any"``: smallest and largest number of pixels of an image; None: the image is cropped to whole
             patches and not resized.
+        crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
+            an image is cropped; None: images are not cropped.
     """
 
     scheme: str
     image: ImageSettings
     image_token_id: int
+    mark_token_id: int | None = None
     keep_class: bool = False
     merge: int = 1
     grid: tuple[tuple[int, int], ...] = ()
     longest: int | None = None
     split: bool = False
     pixels: tuple[int, int] | None = None
+    crops: tuple[int, int, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -524,6 +530,15 @@ class ModelDescription:
     file_type: str | None = None
     est_memory_allocation_mb: int | None = None
     stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def language_model(self) -> ModelDescription:
+        """The decoder of a vision model, as a model of its own; another model itself."""
+        name, old = self.spec.kv.get("mpool.vision.decoder"), f"{self.spec.architecture}."
+        if self.capability != "vision" or not isinstance(name, str):
+            return self
+        kv = {f"{name}.{key[len(old):]}" if key.startswith(old) else key: value for key, value in self.spec.kv.items()}
+        return replace(self, capability="text_to_text", spec=replace(self.spec, architecture=name, kv=kv))
 
     @property
     def tokenizes(self) -> bool:

@@ -181,8 +181,8 @@ def health(pool: Host) -> Health:
 
 
 def _is_broken(row: Mapping[str, Any]) -> bool:
-    """Return True if a model failed because its workers died. A model that only could not be loaded, such as one that a
-    request named and for which memory lacks, does not make the process useless: a new process could not load it either.
+    """Return True if a model failed because its workers died. A model that could not be loaded, for
+    example for lack of memory, does not make the process useless: a new process could not load it either.
     """
     return (row["state"] == "failed" and row["last_error"] != "MEMORY_EXHAUSTED"
             and any(count for reason, count in row["deaths"].items() if reason not in ("killed", "changed_files")))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..models.spec import Adapter
 
 #: Capabilities of the models that can have adapters.
-_ADAPTED = ("text_to_text", "text_embedding")
+_ADAPTED = ("text_to_text", "vision", "text_embedding")
 
 #: Load options, and the adapters that they name; None: these are not read yet.
 Saved = tuple[LoadOptions, "dict[str, Adapter] | None"]
@@ -128,7 +128,7 @@ class Setup:
         base = self._files.describe()
         if base.capability not in _ADAPTED:
             raise refused(base, "adapters", {"adapters": dict(options.adapters)},
-                          f"None or {{}}: only {' and '.join(_ADAPTED)} models have adapters")
+                          f"None or {{}}: only {', '.join(_ADAPTED[:-1])} and {_ADAPTED[-1]} models have adapters")
         if base.networks:
             raise refused(base, "adapters", {"adapters": dict(options.adapters)},
                           "None or {}: the model has two encoders, and an adapter belongs to one")

@@ -26,7 +26,7 @@ _REASON, _PATH = 600, 200
 #: An invalid value of a request in quotes, which may be a part of a prompt: cut by :func:`mpool.checks.shown`, or
 #: complete, or cut with the end of the message.
 _QUOTED = r"""(?:['"].{56}\.\.\.(?=[.;,]|$| and )|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"].*)"""
-#: What an invalid value was: quoted, or else neither a number or a word of JSON nor the name of a type.
+#: Matches an invalid value after "got": quoted, or neither a number, a word of JSON nor the name of a type.
 _GOT = re.compile(rf"(, got )(?:({_QUOTED}(?:(?: and|,) {_QUOTED})*)|(?!(?:-?[0-9][0-9.,e+-]*|None|True|False|(?:an? )?"
                   r"[a-z]+(?: [a-z]+)?)(?:[;:. ]|$)).*)", re.DOTALL)
 #: Paths that the dashboard requests by itself, again and again.

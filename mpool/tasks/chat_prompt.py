@@ -11,7 +11,7 @@ import numpy as np
 from ..checks import refuse
 from ..conversation import tool_formats, tool_templates
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
-from ..conversation.template import check_arguments
+from ..conversation.template import ImageTexts, check_arguments
 from ..conversation.tools import complete_results, of_options, read_options
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 #: Arguments of :meth:`mpool.conversation.template.ChatTemplate.prompt` that :func:`prompt_of` sets.
-_ARGUMENTS = ("messages", "tokenizer", "tools", "placeholder", "merge_turns", "deadline", "check_length")
+_ARGUMENTS = ("messages", "tokenizer", "tools", "images", "merge_turns", "deadline", "check_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
         if entry.capability == "vision":
             return *_with_images(entry, checked, conversation.images, variables, conversation.allow_urls, call,
                                  template_tools, check_length), tools
-        prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
+        prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, images=None,
                                          merge_turns=True, deadline=None if call is None else call.deadline,
                                          check_length=check_length, **variables)
         return prompt, None, tools
@@ -168,15 +168,16 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
     settings, tokenizer, template = entry.describe().vision, entry.tokenizer(), entry.template()
     assert settings is not None
     token = tokenizer.token_text(settings.image_token_id) if settings.image_token_id >= 0 else None
-    placeholder = None
-    if token is None or not template.accepts_image_parts(token):
+    mark = token if settings.mark_token_id is None else tokenizer.token_text(settings.mark_token_id)
+    char = None if token else placeholder_char(messages)
+    if mark is None or not template.accepts_image_parts(mark):
         # the template supports text only: each image becomes a line of the text
-        placeholder = placeholder_char(messages), token
-        messages = [{**message, "content": _join_parts(message["content"], placeholder[0] + "\n")}
-                    for message in messages]
+        mark = placeholder_char(messages)
+        messages = [{**message, "content": _join_parts(message["content"], mark + "\n")} for message in messages]
     deadline = None if call is None else call.deadline
     cuts = vision.read_images(entry, images, allow_urls, deadline)
-    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, merge_turns=True,
+    shown = ImageTexts(mark, [cut.text(token or char or "") for cut in cuts], char)
+    prompt = template.prompt(messages, tokenizer, tools=tools, images=shown, merge_turns=True,
                              deadline=deadline, check_length=check_length, **variables)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..conversation.messages import NamedImage
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..host import native_calls
 from ..images.loading import check_image, convert_image, images_of
-from ..images.tiling import PlaceholderRun, tile_image
+from ..images.tiling import tile_image
 from ..runtime import deadlines as _deadlines
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ..images.tiling import TiledImage
     from ..models import VisionSettings
     from ..runtime.entry import Entry
-    from ..tokenizers import Tokenizer
     from .options import Call
 
 #: Maximum number of images per request.
@@ -127,70 +127,63 @@ def _digest(*parts: bytes | memoryview) -> bytes:
     return hash.digest()
 
 
-def _placeholder(cut: TiledImage, tokenizer: Tokenizer) -> list[NDArray[np.int32] | PlaceholderRun]:
-    """Return the placeholder of an image in the prompt: token ids, and runs for its rows."""
-    return [part if isinstance(part, PlaceholderRun) else tokenizer.encode(part, add_special=False, parse_special=True)
-            for part in cut.placeholders]
+def _keys_of_runs(cut: TiledImage) -> list[list[bytes]]:
+    """Return the keys of the tiles of each run of an image."""
+    keys = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
+                 for tile in cut.tiles])
+    return [list(islice(keys, run.tiles)) for run in cut.runs]
 
 
 def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> tuple[NDArray[np.int32], Images | None]:
-    """Replace each image token of a prompt by the placeholder of an image.
+    """Replace each image token of a prompt by the placeholders of a run.
 
     Args:
         entry: the model.
-        ids: token ids of the prompt, int32 ``[tokens]``.
+        ids: token ids of the prompt, int32 ``[tokens]``, with one image token for each run of the images.
         cuts: the prepared images, in the order of their tokens.
 
     Returns:
         the token ids with all placeholders, and the images or None.
 
     Raises:
-        InvalidArgument: the number of image tokens differs from the number of images.
+        InvalidArgument: the number of image tokens differs from that of the runs.
         ContextOverflow: the images leave no space for a completion.
     """
-    settings, tokenizer = _settings(entry), entry.tokenizer()
+    settings = _settings(entry)
     row = np.int32(max(settings.image_token_id, 0))  # any valid id: the core identifies image rows by `runs`
     positions = np.flatnonzero(ids == settings.image_token_id)
-    if len(positions) != len(cuts):
-        raise InvalidArgument(f"the number of images must equal the number of image tokens in the prompt, got "
-                              f"{len(cuts)} images and {len(positions)} tokens", param="images",
-                              got=f"{len(cuts)} images", allowed=f"{len(positions)} images", key=entry.key,
-                              hint="The model's chat template writes the image tokens"
-                              if len(cuts) else "Pass the images, or remove the image tokens from the prompt")
+    parts_of = [(run, keys) for cut in cuts for run, keys in zip(cut.runs, _keys_of_runs(cut))]
+    if len(positions) != len(parts_of):
+        raise InvalidArgument(f"the prompt must have an image token for each of the {len(parts_of)} parts of its "
+                              f"images, got {len(positions)} tokens", param="images", key=entry.key,
+                              got=f"{len(positions)} image tokens", allowed=f"{len(parts_of)} image tokens",
+                              hint="The model's chat template writes the image tokens" if cuts else
+                              "Pass the images, or remove the image tokens from the prompt")
     if not cuts:
         return ids, None
     parts: list[NDArray[np.int32]] = []
     runs: list[int] = []
-    run_keys: list[bytes] = []
     sources: list[NDArray[np.int32]] = []
-    tile_keys = [[_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
-                  for tile in cut.tiles] for cut in cuts]
     length = start = 0
-    for position, image, keys in zip(positions.tolist(), cuts, tile_keys):
-        parts.append(ids[start:position])
+    for position, (run, _) in zip(positions.tolist(), parts_of):
+        parts += [ids[start:position], np.full(run.rows, row, dtype=np.int32)]
         length += position - start
-        tile = 0
-        for part in _placeholder(image, tokenizer):
-            if isinstance(part, PlaceholderRun):
-                runs += [length, part.rows, part.tiles]
-                order = b"" if part.sources is None else part.sources.tobytes()
-                run_keys.append(_digest(order, *keys[tile:tile + part.tiles]))
-                sources.append(np.arange(part.rows, dtype=np.int32) if part.sources is None else part.sources)
-                tile += part.tiles
-                part = np.full(part.rows, row, dtype=np.int32)
-            parts.append(part)
-            length += len(part)
+        runs += [length, run.rows, run.tiles]
+        sources.append(np.arange(run.rows, dtype=np.int32) if run.sources is None else run.sources)
+        length += run.rows
         start = position + 1
     parts.append(ids[start:])
     expanded = np.concatenate(parts)
     _check_context(entry, len(expanded), len(ids), len(cuts))
     tiles = [tile for image in cuts for tile in image.tiles]
-    in_order = all(isinstance(part, str) or part.sources is None for image in cuts for part in image.placeholders)
+    in_order = all(run.sources is None for run, _ in parts_of)
     prompt_images = Images(
         pixels=np.concatenate([tile.reshape(-1) for tile in tiles]),
         sizes=np.array([side for tile in tiles for side in tile.shape[:2]], dtype=np.int32),
-        tile_keys=np.frombuffer(b"".join(key for keys in tile_keys for key in keys), dtype=np.uint8),
-        runs=np.array(runs, dtype=np.int32), run_keys=np.frombuffer(b"".join(run_keys), dtype=np.uint8),
+        tile_keys=np.frombuffer(b"".join(key for _, keys in parts_of for key in keys), dtype=np.uint8),
+        runs=np.array(runs, dtype=np.int32),
+        run_keys=np.frombuffer(b"".join(_digest(b"" if run.sources is None else run.sources.tobytes(), *keys)
+                                        for run, keys in parts_of), dtype=np.uint8),
         sources=np.empty(0, dtype=np.int32) if in_order else np.concatenate(sources))
     return expanded, prompt_images
 

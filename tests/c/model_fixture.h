@@ -1,113 +1,17 @@
-/* model_fixture.h: tiny models that a test generates: a file of seeded random weights, its spec, a loaded model.
- * Shapes are irregular on purpose: grouped heads, a vocabulary that is not a multiple of a panel, every common
- * storage type. */
+/* model_fixture.h: tiny models that a test generates: the spec of a file of seeded random weights, a loaded model. */
 #ifndef MODEL_FIXTURE_H
 #define MODEL_FIXTURE_H
 
 #include <math.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/cpu.h"
 #include "kernels/scaled.h"
-#include "mp_test.h"
+#include "mixer_fixture.h"
 #include "models/arch.h"
 #include "models/model.h"
 #include "models/nn/weight_store.h"
-
-enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
-       TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32,
-       TINY_TAPS = 3,
-       TINY_PADDING = 2048 /* values between the experts and the last ones, in a tensor that no model reads */ };
-
-typedef struct tiny_file { /* a weight file and its spec under construction */
-    uint8_t *bytes;
-    size_t used, capacity;
-    mp_spec *spec;
-    mp_test_random random;
-} tiny_file;
-
-/* Fill a valid row of any type: quantised values are random bits, scales are half floats near 0.004. */
-static inline void tiny_row(mp_test_random *random, mp_dtype dtype, uint8_t *row, int64_t n, float size) {
-    const mp_dtype_row *type = mp_dtype_get(dtype);
-    for (int64_t b = 0; b < n / type->items; b++, row += type->bytes) {
-        if (dtype == MP_F32) {
-            float x = mp_test_random_float(random, -size, size);
-            memcpy(row, &x, 4);
-            continue;
-        }
-        for (int i = 0; i < type->bytes; i++)
-            row[i] = (uint8_t)mp_test_random_u64(random);
-        uint16_t scale = (uint16_t)(0x1C00 + (mp_test_random_u64(random) & 0x1FF)); /* about 0.004 */
-        uint16_t low = (uint16_t)(scale | 0x8000);
-        switch (dtype) {
-        case MP_F8_E4M3: /* below 2, and no NaN; the scales are another tensor */
-            for (int i = 0; i < type->bytes; i++)
-                row[i] &= 0xBF;
-            break;
-        case MP_Q4_0: case MP_Q5_0: case MP_Q8_0:
-            memcpy(row, &scale, 2);
-            break;
-        case MP_Q4_1: case MP_Q5_1:
-            memcpy(row, &scale, 2);
-            memcpy(row + 2, &low, 2);
-            break;
-        case MP_Q4_K: case MP_Q5_K:
-            scale -= 0x1000;
-            memcpy(row, &scale, 2);
-            memcpy(row + 2, &scale, 2);
-            break;
-        case MP_Q2_K:
-            scale -= 0x1000;
-            memcpy(row + 80, &scale, 2);
-            memcpy(row + 82, &scale, 2);
-            break;
-        case MP_IQ4_XS: case MP_IQ2_XS: case MP_IQ3_S:
-            scale -= 0x1800;
-            memcpy(row, &scale, 2);
-            break;
-        case MP_Q3_K:
-            scale -= 0x1400;
-            memcpy(row + 108, &scale, 2);
-            break;
-        case MP_Q6_K:
-            scale -= 0x1400;
-            memcpy(row + 208, &scale, 2);
-            break;
-        default:
-            MP_FAIL("no fixture rows of %s", type->name);
-        }
-    }
-}
-
-static inline void tiny_tensor(tiny_file *file, const char *name, mp_dtype dtype, int64_t rows, int64_t columns,
-                               float size, float offset) {
-    mp_error error;
-    uint64_t row_bytes;
-    MP_CHECK(mp_dtype_row_bytes(dtype, columns, &row_bytes));
-    file->used = (file->used + 63) & ~(size_t)63;
-    size_t bytes = (size_t)rows * row_bytes;
-    if (file->used + bytes > file->capacity) {
-        file->capacity = 2 * (file->used + bytes);
-        file->bytes = realloc(file->bytes, file->capacity);
-        MP_CHECK(file->bytes);
-    }
-    for (int64_t r = 0; r < rows; r++)
-        tiny_row(&file->random, dtype, file->bytes + file->used + (size_t)r * row_bytes, columns, size);
-    for (int64_t i = 0; dtype == MP_F32 && offset != 0 && i < rows * columns; i++) {
-        float x;
-        memcpy(&x, file->bytes + file->used + 4 * i, 4);
-        x += offset;
-        memcpy(file->bytes + file->used + 4 * i, &x, 4);
-    }
-    mp_tensor_entry entry = {.name = name, .dtype = dtype, .ndim = rows > 1 ? 2 : 1, .offset = file->used,
-                             .nbytes = bytes};
-    entry.shape[0] = rows > 1 ? rows : columns;
-    entry.shape[1] = columns;
-    MP_CHECK_OK(mp_spec_add_tensor(file->spec, &entry, &error), &error);
-    file->used += bytes;
-}
 
 static const char *tiny_weights; /* value of `mpool.weights` in the specs made next; NULL: none */
 
@@ -128,51 +32,6 @@ static inline void tiny_use(mp_spec *spec) {
                                             .as.string = tiny_weights},
                                 &error),
                     &error);
-}
-
-static inline void tiny_int(mp_spec *spec, const char *key, int64_t value) {
-    mp_error error;
-    mp_value v = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = value};
-    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
-}
-
-static inline void tiny_string(mp_spec *spec, const char *key, const char *value) {
-    mp_error error;
-    mp_value v = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = strlen(value), .as.string = value};
-    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
-}
-
-static inline void tiny_flag(mp_spec *spec, const char *key, bool value) {
-    mp_error error;
-    mp_value v = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = value};
-    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
-}
-
-static inline void tiny_float(mp_spec *spec, const char *key, double value) {
-    mp_error error;
-    mp_value v = {.type = MP_VALUE_FLOAT, .gguf_type = -1, .count = 1, .as.real = value};
-    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
-}
-
-/* Set the tokens: token i has the text 'a' + i % 26, and the last token ends a sequence. */
-static inline void tiny_tokens(mp_spec *spec) {
-    static uint8_t bytes[TINY_VOCAB], control[TINY_VOCAB];
-    static uint64_t offsets[TINY_VOCAB + 1];
-    for (int i = 0; i < TINY_VOCAB; i++) {
-        bytes[i] = (uint8_t)('a' + i % 26);
-        offsets[i + 1] = (uint64_t)i + 1;
-    }
-    control[TINY_VOCAB - 1] = 1;
-    int32_t end = TINY_VOCAB - 1;
-    mp_token_table table = {TINY_VOCAB, bytes, offsets, control, 1, &end};
-    mp_error error;
-    MP_CHECK_OK(mp_spec_set_tokens(spec, &table, &error), &error);
-}
-
-static inline void tiny_ints(mp_spec *spec, const char *key, const int64_t *values, int count) {
-    mp_error error;
-    mp_value v = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = (uint64_t)count, .as.integers = values};
-    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
 /* Decoder architecture and optional features. The file has the tensors that the flags ask for. */
@@ -200,18 +59,6 @@ static inline uint32_t tiny_flags(const tiny_kind *kind) {
     return (arch->capability == MP_TEXT_TO_TEXT ? arch->flags : 0) | kind->flags;
 }
 
-static inline void tiny_arch_int(mp_spec *spec, const char *arch, const char *key, int64_t value) {
-    char name[96];
-    snprintf(name, sizeof name, "%s.%s", arch, key);
-    tiny_int(spec, name, value);
-}
-
-static inline void tiny_arch_float(mp_spec *spec, const char *arch, const char *key, double value) {
-    char name[96];
-    snprintf(name, sizeof name, "%s.%s", arch, key);
-    tiny_float(spec, name, value);
-}
-
 static inline void tiny_expert(tiny_file *file, const mp_dtype *types, int type_count, int layer, int expert) {
     static const char *const parts[] = {"gate", "up", "down"};
     char name[64];
@@ -219,72 +66,6 @@ static inline void tiny_expert(tiny_file *file, const mp_dtype *types, int type_
         snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.weight", layer, parts[p], expert);
         tiny_tensor(file, name, types[(p == 2 ? 1 : 0) % type_count], p == 2 ? TINY_HIDDEN : TINY_EXPERT,
                     p == 2 ? TINY_EXPERT : TINY_HIDDEN, 0.1f, 0);
-    }
-}
-
-static inline void tiny_short_conv(tiny_file *file, const mp_dtype *types, int type_count, int layer) {
-    char name[64];
-    snprintf(name, sizeof name, "blk.%d.shortconv.in_proj.weight", layer);
-    tiny_tensor(file, name, types[layer % type_count], 3 * TINY_HIDDEN, TINY_HIDDEN, 0.1f, 0);
-    snprintf(name, sizeof name, "blk.%d.shortconv.out_proj.weight", layer);
-    tiny_tensor(file, name, types[(layer + 1) % type_count], TINY_HIDDEN, TINY_HIDDEN, 0.1f, 0);
-    snprintf(name, sizeof name, "blk.%d.shortconv.conv.weight", layer);
-    tiny_tensor(file, name, MP_F32, TINY_HIDDEN, TINY_TAPS, 1.0f, 0);
-}
-
-/* Sizes of a gated delta net: heads of keys, heads, components of keys and of values. */
-enum { TINY_KEYS = 2, TINY_VALUES = 4, TINY_DK = 7, TINY_DV = 21 };
-
-static inline void tiny_gated_delta_keys(mp_spec *spec, const char *arch) {
-    tiny_arch_int(spec, arch, "ssm.conv_kernel", TINY_TAPS);
-    tiny_arch_int(spec, arch, "ssm.state_size", TINY_DK);
-    tiny_arch_int(spec, arch, "ssm.group_count", TINY_KEYS);
-    tiny_arch_int(spec, arch, "ssm.time_step_rank", TINY_VALUES);
-    tiny_arch_int(spec, arch, "ssm.inner_size", TINY_VALUES * TINY_DV);
-}
-
-/* joined: with the joined projections of Qwen3-Next. */
-static inline void tiny_gated_delta(tiny_file *file, const mp_dtype *types, int type_count, int layer, bool joined) {
-    enum { INNER = TINY_VALUES * TINY_DV, CHANNELS = 2 * TINY_KEYS * TINY_DK + INNER };
-    const struct {
-        const char *name;
-        int rows, columns;
-        float size, centre;
-    } tensors[] = {{joined ? "ssm_in.weight" : "attn_qkv.weight", CHANNELS + joined * INNER, TINY_HIDDEN, 0.1f, 0},
-                   {"attn_gate.weight", joined ? 0 : INNER, TINY_HIDDEN, 0.1f, 0},
-                   {joined ? "ssm_ba.weight" : "ssm_beta.weight", TINY_VALUES * (joined ? 2 : 1), TINY_HIDDEN, 0.3f, 0},
-                   {"ssm_alpha.weight", joined ? 0 : TINY_VALUES, TINY_HIDDEN, 0.3f, 0},
-                   {"ssm_conv1d.weight", CHANNELS, TINY_TAPS, 1, 0}, {"ssm_a_log", 1, TINY_VALUES, 1, -1.5f},
-                   {"ssm_dt.bias", 1, TINY_VALUES, 1, 0}, {"ssm_norm.weight", 1, TINY_DV, 0.3f, 1}};
-    char name[64];
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-        if (tensors[i].rows == 0)
-            continue;
-        snprintf(name, sizeof name, "blk.%d.%s", layer, tensors[i].name);
-        tiny_tensor(file, name, i < 4 ? types[(layer + (int)i) % type_count] : MP_F32, tensors[i].rows,
-                    tensors[i].columns, tensors[i].size, tensors[i].centre);
-    }
-    snprintf(name, sizeof name, "blk.%d.ssm_out.weight", layer);
-    tiny_tensor(file, name, MP_F32, TINY_HIDDEN, INNER, 0.1f, 0);
-}
-
-/* Mamba-2 with the same sizes: groups are the heads of keys. */
-static inline void tiny_mamba2(tiny_file *file, const mp_dtype *types, int type_count, int layer) {
-    enum { INNER = TINY_VALUES * TINY_DV, CHANNELS = 2 * TINY_KEYS * TINY_DK + INNER };
-    const struct {
-        const char *name;
-        int rows, columns;
-        float size, centre;
-    } tensors[] = {{"ssm_in.weight", INNER + CHANNELS + TINY_VALUES, TINY_HIDDEN, 0.1f, 0},
-                   {"ssm_conv1d.weight", CHANNELS, TINY_TAPS, 1, 0}, {"ssm_conv1d.bias", 1, CHANNELS, 0.3f, 0},
-                   {"ssm_a_log", 1, TINY_VALUES, 1, -1.5f}, {"ssm_d", 1, TINY_VALUES, 1, 0},
-                   {"ssm_dt.bias", 1, TINY_VALUES, 1, 0}, {"ssm_norm.weight", 1, INNER, 0.3f, 1},
-                   {"ssm_out.weight", TINY_HIDDEN, INNER, 0.1f, 0}};
-    char name[64];
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-        snprintf(name, sizeof name, "blk.%d.%s", layer, tensors[i].name);
-        tiny_tensor(file, name, i == 0 ? types[layer % type_count] : MP_F32, tensors[i].rows, tensors[i].columns,
-                    tensors[i].size, tensors[i].centre);
     }
 }
 

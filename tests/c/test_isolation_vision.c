@@ -132,6 +132,11 @@ MP_TEST_SECONDS(isolation_vision_with_windows_has_the_same_bytes_in_any_process,
     halves = true;
     check_moves(&axial_kind);
 }
+MP_TEST_SECONDS(isolation_vision_with_taps_has_the_same_bytes_in_any_process, 120) {
+    tile_rows = ROWS / 4;
+    has_newline = false;
+    check_moves(&deep_kind);
+}
 
 enum { LARGE = (MP_SANITIZED ? 64 : 96) * PATCH, SEEN = 100, ALL = 100000 };
 

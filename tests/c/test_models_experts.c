@@ -345,7 +345,8 @@ MP_TEST(models_refused_matrices_are_freed) {
     mp_builder_init(&builder, &store, NULL, MP_COMPUTE_I8);
     float *matrix = mp_alloc_array(LONG, sizeof *matrix, MP_TAG_MISC);
     MP_CHECK(matrix && mp_alloc_bytes(MP_TAG_MISC) > before);
-    MP_CHECK_STATUS(mp_builder_linear_taken(&builder, &linear, "t", matrix, 1, LONG, &error), MP_UNSUPPORTED, &error);
+    MP_CHECK_STATUS(mp_builder_linear_taken(&builder, &linear, "t", NULL, matrix, 1, LONG, &error), MP_UNSUPPORTED,
+                    &error);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_MISC), before);
     mp_weight_store_deinit(&store);
 }

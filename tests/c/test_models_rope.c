@@ -78,20 +78,28 @@ MP_TEST(models_rope_llama3_refuses_an_empty_ramp) {
     }
 }
 
-/* Three axes: each pair turns by the position of its section. */
+/* Three axes: each pair turns by the position of its section. Interleaved sections take turns until each has its pairs;
+ * the first one has the rest. */
 MP_TEST(models_rope_axes) {
-    static const int32_t sections[3] = {1, 2, 1}, positions[3] = {3, 5, 11};
-    static const int axis_of[4] = {0, 1, 1, 2};
+    static const struct {
+        mp_rope_sections sections;
+        int axis_of[8];
+    } ways[] = {{{{1, 2, 5}, false}, {0, 1, 1, 2, 2, 2, 2, 2}},
+                {{{3, 3, 2}, true}, {0, 1, 2, 0, 1, 2, 0, 1}},
+                {{{5, 2, 1}, true}, {0, 1, 2, 0, 1, 0, 0, 0}}};
+    static const int32_t positions[3] = {3, 5, 11};
     mp_error error;
     mp_rope rope;
-    float row[8];
+    float row[16];
     mp_spec *spec = spec_with("linear", 2);
-    MP_CHECK_OK(mp_rope_init(&rope, spec, 8, true, &error), &error);
-    mp_rope_axes(&rope, sections, positions, row);
-    for (int i = 0; i < 4; i++) {
-        const double angle = positions[axis_of[i]] * pow(10000, -2.0 * i / 8) / 2;
-        MP_CHECK_NEAR(row[2 * i], cos(angle), 1e-6);
-        MP_CHECK_NEAR(row[2 * i + 1], sin(angle), 1e-6);
+    MP_CHECK_OK(mp_rope_init(&rope, spec, 16, true, &error), &error);
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+        mp_rope_axes(&rope, &ways[w].sections, positions, row);
+        for (int i = 0; i < 8; i++) {
+            const double angle = positions[ways[w].axis_of[i]] * pow(10000, -2.0 * i / 16) / 2;
+            MP_CHECK_NEAR(row[2 * i], cos(angle), 1e-6);
+            MP_CHECK_NEAR(row[2 * i + 1], sin(angle), 1e-6);
+        }
     }
     mp_rope_deinit(&rope);
     mp_spec_unpin(spec);

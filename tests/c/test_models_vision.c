@@ -220,6 +220,13 @@ MP_TEST_SECONDS(models_vision_contract_axial, 300) {
     tile_rows = ROWS / 4;
     check_contract(&axial_kind, floats, 1, MP_COMPUTE_F32);
 }
+MP_TEST_SECONDS(models_vision_contract_taps, 300) {
+    static const mp_dtype floats[] = {MP_F32};
+    tile_rows = ROWS / 4;
+    oblong = true;
+    has_newline = false;
+    check_contract(&deep_kind, floats, 1, MP_COMPUTE_F32);
+}
 /* Some images begin before a border of KV blocks and end after it. */
 MP_TEST_SECONDS(models_vision_contract_spans_float32, 300) {
     static const mp_dtype floats[] = {MP_F32};
@@ -263,6 +270,8 @@ MP_TEST(models_vision_recorded) {
     wrong += vision_is_recorded(&axial_kind, (double[]){-66.39118, 203.0811});
     oblong = true;
     wrong += vision_is_recorded(&axial_kind, (double[]){-71.1333, 404.1674});
+    has_newline = false;
+    wrong += vision_is_recorded(&deep_kind, (double[]){-128.6048, -188.4742});
     MP_CHECK_INT(wrong, 0);
 }
 
@@ -292,17 +301,20 @@ MP_TEST(models_vision_sizes_recorded) {
     enum { DOWN = 13, ACROSS = 21, COUNT = 10 };
     static const mp_dtype floats[] = {MP_F32};
     static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
-    static const tiny_kind *const kinds[] = {&llava_kind, &axial_kind};
-    static const uint64_t recorded[2][3][COUNT] = {
+    static const tiny_kind *const kinds[] = {&llava_kind, &axial_kind, &deep_kind};
+    static const uint64_t recorded[3][3][COUNT] = {
         {{7433152, 7278064, 7440128, 29195136, 20336832, 880, 29195136, 880, 0, 2560},
          {3747776, 7267184, 3754752, 29195136, 20336832, 880, 29195136, 880, 0, 4224},
          {1905984, 7267184, 1912960, 29195136, 20336832, 880, 29195136, 880, 0, 3520}},
         {{7238528, 43908480, 7245696, 17100960, 14835360, 1012, 18544032, 1126, 8704, 5056},
          {3653504, 43907712, 3660672, 17100960, 14835360, 1012, 18544032, 1126, 8704, 7552},
          {1852672, 43907712, 1859840, 17100960, 14835360, 1012, 18544032, 1126, 8704, 6848}},
+        {{7443712, 52299136, 7450880, 29641248, 20841504, 880, 29641248, 880, 9664, 5056},
+         {3778816, 52298368, 3785984, 29641248, 20841504, 880, 29641248, 880, 9664, 7552},
+         {1907840, 52298368, 1915008, 29641248, 20841504, 880, 29641248, 880, 9664, 6848}},
     };
     int wrong = 0;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 9; i++) {
         tiny_model tiny;
         uint64_t got[COUNT];
         char what[64];
@@ -653,6 +665,8 @@ MP_TEST_SECONDS(models_vision_survives_each_refused_allocation_in_halves, 300) {
     tile_rows = ROWS / 4;
     halves = true;
     sweep(&axial_kind);
+    has_newline = false;
+    sweep(&deep_kind);
 }
 
 static uint64_t hash_of_prompts(mp_spec *spec) {

@@ -128,6 +128,7 @@ MP_TEST(models_ranges_of_vision) {
         {"mpool.image.window_layers", "the integer 0, or an array of 3"},
         {"mpool.vision.image_token_id", "an integer from -1 to 16777216"},
         {"mpool.vision.merge", "an integer from 1 to 16"},
+        {"mpool.vision.tap_layers", "an integer from 0 to 1, or an array of 3"},
     };
     static const range axial[] = {
         {"mpool.image.frames", "an integer from 1 to 16"},

@@ -11,6 +11,7 @@ static int tile_rows = ROWS; /* rows per tile */
 static bool oblong;          /* tiles are alternately 2 SIDE wide and 2 SIDE high, and each has SIDE * SIDE pixels */
 static int earlier;          /* number of tokens by which the images of items 3, 4 and 7 begin earlier */
 static bool halves;          /* the first matrix of an axial network is stored as two, as in GGUF files */
+static bool has_newline = true; /* turned prompts end images with the newline row */
 
 static inline void set_string(mp_spec *spec, const char *key, const char *text) {
     mp_error error;
@@ -64,38 +65,48 @@ static inline void add_image_encoder(tiny_file *file) {
     tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
-/* Add an axial image encoder with windows over 2 by 2 merged patches, and three-dimensional positions in the
- * decoder. */
-static inline void add_axial(tiny_file *file) {
-    enum { MERGE = 2, PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
+/* Add an axial image encoder, and three-dimensional positions in the decoder. The encoder has windows over 2 by 2
+ * merged patches; with `deep`, it has a table of positions and two taps instead, and the sections of positions are
+ * interleaved. */
+static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
+    enum { MERGE = 2, PAIRS = TINY_HIDDEN / TINY_HEADS / 2, GRID = 3, INNER = HIDDEN * MERGE * MERGE };
     char name[64];
     mp_spec *spec = file->spec;
-    int64_t sections[3] = {1, 2, PAIRS - 3}, windowed[ENCODER_LAYERS] = {1, 0, 1};
+    int64_t sections[3] = {1, 2, PAIRS - 3}, listed[ENCODER_LAYERS] = {1, 0, 1};
+    const char *arch = deep ? "qwen3_vl" : "qwen2_5_vl";
     mp_error error;
     mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
     set_string(spec, "mpool.vision.decoder", "llama");
     tiny_int(spec, "mpool.vision.image_token_id", MARK);
     tiny_int(spec, "mpool.vision.merge", MERGE);
     MP_CHECK_OK(mp_spec_set(spec, "mpool.vision.norm", &yes, &error), &error);
-    MP_CHECK_OK(mp_spec_set(spec, "mpool.image.gated", &yes, &error), &error);
+    MP_CHECK_OK(mp_spec_set(spec, deep ? "mpool.rope_interleaved" : "mpool.image.gated", &yes, &error), &error);
     tiny_int(spec, "mpool.image.frames", 2);
-    tiny_int(spec, "mpool.image.window", 1);
-    tiny_ints(spec, "mpool.image.window_layers", windowed, ENCODER_LAYERS);
+    if (!deep)
+        tiny_int(spec, "mpool.image.window", 1);
+    tiny_ints(spec, deep ? "mpool.vision.tap_layers" : "mpool.image.window_layers", listed, ENCODER_LAYERS);
     tiny_ints(spec, "mpool.rope_sections", sections, 3);
+    const int side = deep ? GRID * PATCH : 4 * SIDE;
     const struct {
         const char *key;
         int value;
     } numbers[] = {{"block_count", ENCODER_LAYERS},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
-                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", 4 * SIDE}};
+                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", side}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        snprintf(name, sizeof name, "qwen2_5_vl.vision.%s", numbers[i].key);
+        snprintf(name, sizeof name, "%s.vision.%s", arch, numbers[i].key);
         tiny_int(spec, name, numbers[i].value);
     }
-    tiny_float(spec, "qwen2_5_vl.vision.attention.layer_norm_epsilon", 1e-6);
+    snprintf(name, sizeof name, "%s.vision.attention.layer_norm_epsilon", arch);
+    tiny_float(spec, name, 1e-6);
     tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, (halves ? 1 : 2) * 3 * PATCH * PATCH, 0.2f, 0);
     if (halves)
         tiny_tensor(file, "v.patch_embd.weight.1", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
     tiny_tensor(file, "v.post_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
+    if (deep) {
+        tiny_tensor(file, "v.post_ln.bias", MP_F32, 1, HIDDEN, 0.3f, 0);
+        tiny_tensor(file, "v.patch_embd.bias", MP_F32, 1, HIDDEN, 0.2f, 0);
+        tiny_tensor(file, "v.position_embd.weight", MP_F32, GRID * GRID, HIDDEN, 1, 0);
+    }
     const struct {
         const char *name;
         int rows, columns;
@@ -104,18 +115,37 @@ static inline void add_axial(tiny_file *file) {
                     {"ffn_down", HIDDEN, FFN}};
     for (int l = 0; l < ENCODER_LAYERS; l++) {
         for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+            if (deep && strcmp(matrices[m].name, "ffn_gate") == 0)
+                continue;
             snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, matrices[m].name);
             tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
         }
         for (int n = 1; n <= 2; n++) {
             snprintf(name, sizeof name, "v.blk.%d.ln%d.weight", l, n);
             tiny_tensor(file, name, MP_F32, 1, HIDDEN, 0.3f, 1);
+            snprintf(name, sizeof name, "v.blk.%d.ln%d.bias", l, n);
+            if (deep)
+                tiny_tensor(file, name, MP_F32, 1, HIDDEN, 0.3f, 0);
         }
+        if (!deep || !listed[l])
+            continue;
+        snprintf(name, sizeof name, "v.deepstack.%d.norm.weight", l);
+        tiny_tensor(file, name, MP_F32, 1, INNER, 0.3f, 1);
+        snprintf(name, sizeof name, "v.deepstack.%d.norm.bias", l);
+        tiny_tensor(file, name, MP_F32, 1, INNER, 0.3f, 0);
+        snprintf(name, sizeof name, "v.deepstack.%d.fc1.weight", l); /* not as wide as that of the projector */
+        tiny_tensor(file, name, MP_F32, 3 * HIDDEN, INNER, 0.2f, 0);
+        snprintf(name, sizeof name, "v.deepstack.%d.fc2.weight", l);
+        tiny_tensor(file, name, MP_F32, TINY_HIDDEN, 3 * HIDDEN, 0.3f, 0);
     }
-    tiny_tensor(file, "mm.0.weight", MP_F32, 2 * HIDDEN, HIDDEN * MERGE * MERGE, 0.2f, 0);
+    tiny_tensor(file, "mm.0.weight", MP_F32, 2 * HIDDEN, INNER, 0.2f, 0);
     tiny_tensor(file, "mm.2.weight", MP_F32, TINY_HIDDEN, 2 * HIDDEN, 0.3f, 0);
-    tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
+    if (!deep)
+        tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
+
+static inline void add_axial(tiny_file *file) { add_encoder_of_any_size(file, false); }
+static inline void add_deep(tiny_file *file) { add_encoder_of_any_size(file, true); }
 
 /* Prompts around images, by item number; `turned` prompts have their image's rows in reverse, then the newline row. */
 static const struct {
@@ -135,7 +165,7 @@ static inline void make_call(int index, mp_text_request **call, mp_error *error)
     mp_test_random text = {77};
     memset(keys, 0, sizeof keys);
     memset(run_keys, 0, sizeof run_keys);
-    const int count = tile_rows + rows[index].turned;
+    const int count = tile_rows + (rows[index].turned && has_newline);
     const int before = rows[index].before - (rows[index].before == 70 ? earlier : 0);
     for (int i = 0; i < before; i++)
         prompt[at++] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
@@ -193,5 +223,6 @@ static inline void add_windowed_spans(tiny_file *file) {
 static const tiny_kind spans_kind = {.arch = "llava", .window = 9, .more = add_spans};
 static const tiny_kind windowed_spans_kind = {.arch = "llava", .window = 9, .more = add_windowed_spans};
 static const tiny_kind axial_kind = {.arch = "qwen2_5_vl", .more = add_axial};
+static const tiny_kind deep_kind = {.arch = "qwen3_vl", .more = add_deep};
 
 #endif

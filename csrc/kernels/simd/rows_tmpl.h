@@ -299,7 +299,7 @@ static VEC_INLINE vec scan_total(const scan_sum *sum) {
     return vec_add(vec_add(sum->part[0], sum->part[1]), vec_add(sum->part[2], sum->part[3]));
 }
 
-/* Component i, with i mod 4 = j. */
+/* Processes component i of each column; j = i mod 4. */
 static VEC_INLINE void scan_component(const bool update, const bool out, const bool ahead, const int j, float *state,
                                       const scan_row *row, int i, scan_sum *o, scan_sum *a) {
     vec s = vec_load(state + (ptrdiff_t)i * VEC_N);

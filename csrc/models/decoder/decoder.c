@@ -197,9 +197,9 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
         if (!vector)
             scale_row(model->embedding_scale, x, model->hidden);
-        if (model->sections[0] > 0) {
+        if (model->sections.pairs[0] > 0) {
             int32_t number = seq->past + (int32_t)r - seq->row0, all = number + seq->shift, axes[3] = {all, all, all};
-            mp_rope_axes(&model->rope[0], model->sections,
+            mp_rope_axes(&model->rope[0], &model->sections,
                          seq->positions && number < seq->n_positions ? seq->positions[number] : axes,
                          mp_decoder_rotation(pass, (int)r, 0));
             continue;
@@ -208,6 +208,18 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
             mp_rope_row(&model->rope[seq->is_long ? 1 : i], seq->past + r - seq->row0,
                         mp_decoder_rotation(pass, (int)r, i));
     }
+    mp_team_barrier(thread);
+}
+
+/* Adds the next vectors of image rows to the output of a layer. After the last mixer, rows that are no outputs may hold
+ * anything, and nothing reads them. */
+static void add_taps(const mp_decoder_pass *pass, const mp_team_thread *thread, int layer) {
+    const int64_t hidden = pass->model->hidden;
+    int64_t row0, row1;
+    mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
+    for (int64_t r = row0; r < row1; r++)
+        if (pass->rows.vector[r])
+            mp_kernels_get()->add(pass->rows.vector[r] + (1 + layer) * hidden, (int)hidden, pass->x + r * hidden);
     mp_team_barrier(thread);
 }
 
@@ -292,6 +304,8 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
             view.context.adapters = pass->row_adapter ? pass->row_adapter + view.first : NULL;
             run_layer(pass, &view, l, few);
         }
+        if (pass->rows.vector && l < pass->rows.taps)
+            add_taps(pass, thread, l);
         capture_rows(pass, thread, l + 1);
     }
     view.context.adapters = NULL; /* adapters do not update the head */

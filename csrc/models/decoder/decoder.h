@@ -47,7 +47,7 @@ typedef struct mp_decoder {
     float residual_scale;   /* `scale` of each sublayer */
     mp_rope rope[MP_ROPES]; /* rotary tables, all with the same `dim` */
     int ropes;              /* number of tables that each row needs, beginning with the first */
-    int32_t sections[3]; /* M-RoPE: number of rotary pairs for each of three positions; 0: all pairs use one position */
+    mp_rope_sections sections;
     bool image_spans;       /* some layers have `spans` (mp_paged_attention) */
     int32_t long_from;      /* sequences that may become longer than this use the second table instead of the first
                              * (LongRoPE, arXiv:2402.13753); 0 = none */
@@ -94,8 +94,10 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
 typedef struct mp_rows {
     int M;
     const int32_t *id; /* [M] */
-    const float **vector; /* [M] for each row NULL, or a vector [hidden] that replaces the token embedding; NULL: no
-                           * such rows */
+    const float **vector; /* [M] for each row NULL, or vectors [1 + taps, hidden]: the first replaces the token
+                           * embedding, each other one is added after the next layer, from the first layer on
+                           * (DeepStack, arXiv:2406.04334). NULL: no such rows */
+    int taps;
     int n_seq;
     mp_row_seq *seq;
     int n_output;

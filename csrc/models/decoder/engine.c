@@ -61,7 +61,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
     int64_t units = request->n_prompt + (int64_t)request->n_choices * (request->sampling.max_tokens + 1);
     *total = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
     request->vocab = model->vocab;
-    request->hidden = model->hidden;
+    request->hidden = model->hidden * (1 + (model->vision ? mp_vision_taps(model->vision) : 0));
     request->sampled_vocab = model->sampled_vocab;
     request->context = model->context;
     request->ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog;
@@ -91,7 +91,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     if (status != MP_OK)
         return status;
     item->state = state;
-    status = mp_images_begin(engine->images, request, engine->model->sections[0] > 0, state, error);
+    status = mp_images_begin(engine->images, request, engine->model->sections.pairs[0] > 0, state, error);
     if (status == MP_OK)
         status = mp_images_number(engine->images, request, state, error);
     if (status == MP_OK)
@@ -457,7 +457,7 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
                          const mp_rows *rows, int32_t *id) {
     mp_text_request *request = (mp_text_request *)item->request;
-    const size_t bytes = (size_t)engine->model->hidden * sizeof(float);
+    const size_t bytes = (size_t)request->hidden * sizeof(float);
     for (int i = 0; i < step->rows + step->drafts; i++) {
         rows->vector[row0 + i] = NULL;
         if (id[row0 + i] >= 0)
@@ -468,7 +468,7 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
         rows->vector[row0 + i] = row;
         id[row0 + i] = 0;
         if (request->image_rows)
-            memcpy(request->image_rows + source * engine->model->hidden, row, bytes);
+            memcpy(request->image_rows + source * request->hidden, row, bytes);
     }
 }
 
@@ -507,6 +507,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
     rows->n_output = 0;
     rows->n_capture = 0;
     rows->n_seq = engine->step_count;
+    rows->taps = rows->vector ? mp_vision_taps(engine->model->vision) : 0;
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         mp_sequence *seq = step->seq;

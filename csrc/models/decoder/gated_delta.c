@@ -67,7 +67,7 @@ static void separate(float *row, int keys, const int *sizes, int count, float *s
 }
 
 /* Separates the joined parts of the thread's share of the rows. Ends with a barrier if there are such parts. */
-static void separate_parts(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
+static void separate_parts(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at) {
     const mp_matrix_heads *matrix = &own->matrix;
     const int group = matrix->heads / matrix->keys;
     const int inputs[] = {matrix->dk, matrix->dk, group * matrix->dv, group * matrix->dv}, gates[] = {group, group};
@@ -87,7 +87,7 @@ static void separate_parts(const mp_decoder_view *view, const mp_recurrent *own,
 
 /* Norms the queries and keys of the thread's share of the rows, and computes beta and decay in their columns of
  * `projected`. */
-static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
+static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at) {
     const float epsilon = 1e-6f; /* added to |q|^2 and |k|^2 */
     const mp_kernels *call = mp_kernels_get();
     const mp_matrix_heads *matrix = &own->matrix;
@@ -116,7 +116,7 @@ static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const 
 }
 
 /* Norms and gates the thread's share of the rows of o. */
-static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
+static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at) {
     const mp_kernels *call = mp_kernels_get();
     const int64_t width = mp_matrix_values(&own->matrix);
     int64_t begin, end;
@@ -134,7 +134,7 @@ static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_vi
     const mp_recurrent *own = &mixer->recurrent;
     const mp_matrix_heads *matrix = &own->matrix;
     const int64_t channels = own->conv.channels, keys = mp_matrix_keys(matrix), values = mp_matrix_values(matrix);
-    const mp_matrix_buffers at = mp_matrix_buffers_of(pass, own);
+    const mp_recurrent_buffers at = mp_recurrent_buffers_of(pass, own);
     const mp_state_scan rows = {.q = at.mixed, .k = at.mixed + keys, .v = at.mixed + 2 * keys, .o = at.o,
                                 .beta = at.projected + gates_column(own),
                                 .decay = at.projected + gates_column(own) + matrix->heads, .ldq = channels,
@@ -143,8 +143,8 @@ static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_vi
 }
 
 const mp_mixer_ops mp_mixer_gated_delta = {.read = gated_delta_read,
-                                           .needs = mp_matrix_needs,
+                                           .needs = mp_recurrent_needs,
                                            .cost = mp_matrix_cost,
                                            .mix = gated_delta_mix,
                                            .sizes = mp_matrix_mixer_sizes,
-                                           .state = mp_matrix_mixer_state};
+                                           .state = mp_recurrent_state};

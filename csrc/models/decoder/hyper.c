@@ -265,7 +265,9 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
             mixer->attention.rope = (int)tables[i];
     int64_t sections[3], unused = 0;
+    bool no = false;
     MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MP_HEAD_MAX, &unused, sections, error));
+    MP_TRY(mp_spec_bool(args->spec, "mpool.rope_interleaved", &no, &model->sections.interleaved, error));
     if (sections[0] == 0)
         return MP_OK;
     if (sections[0] + sections[1] + sections[2] != rope->dim / 2 || model->ropes > 1 || model->long_from > 0)
@@ -273,7 +275,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
                             "three numbers that add up to the pairs of a head", "%lld, %lld, %lld",
                             (long long)sections[0], (long long)sections[1], (long long)sections[2]);
     for (int i = 0; i < 3; i++)
-        model->sections[i] = (int32_t)sections[i];
+        model->sections.pairs[i] = (int32_t)sections[i];
     return MP_OK;
 }
 

@@ -62,11 +62,13 @@ static inline int mp_image_span_fit(const mp_decoder *model, const mp_text_image
 
 /* ---- the image part of a model (vision/load.c); any thread ------------------------------------------------------- */
 
-/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision even on failure;
- * the caller destroys it. Leaves the builder with the compute type of the image network. */
-mp_status mp_vision_read(const mp_load_args *args, const mp_builder *builder, int32_t width, mp_vision **vision,
-                         mp_error *error);
+/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components and `layers` layers. Creates
+ * *vision even on failure; the caller destroys it. Leaves the builder with the compute type of the image network. */
+mp_status mp_vision_read(const mp_load_args *args, const mp_builder *builder, int32_t width, int layers,
+                         mp_vision **vision, mp_error *error);
 void mp_vision_destroy(mp_vision *vision);
+/* Returns the number of taps: the image network yields 1 + taps vectors for each row (mp_rows.vector). */
+int mp_vision_taps(const mp_vision *vision);
 /* Returns true if the image network computes in float32 only. */
 bool mp_vision_is_float32(const mp_vision *vision);
 /* Checks that a request's images fit the model and its prompt, and that its placeholders are exactly the tokens of the
@@ -100,8 +102,8 @@ void mp_images_release(mp_image_store *store, const mp_text_request *request, mp
  * is missing. Sets *missing to that tile, or to -1. Holds the tiles of the rows that it counts. */
 int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                     const mp_sequence *seq, int want, int *missing);
-/* Returns the row for a placeholder, whose tile the group must hold. Sets *source to the index of the placeholder among
- * the rows of all runs. */
+/* Returns the row [1 + taps, hidden] for a placeholder, whose tile the group must hold. Sets *source to the index of
+ * the placeholder among the rows of all runs. */
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
 /* Returns true if this tile is being computed for a request of the same tenant. */

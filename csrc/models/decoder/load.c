@@ -160,7 +160,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     const int64_t parameters = model->store.parameters;
     if (images)
-        MP_TRY_GOTO(mp_vision_read(args, &builder, model->hidden, &model->vision, error));
+        MP_TRY_GOTO(mp_vision_read(args, &builder, model->hidden, model->layer_count, &model->vision, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     if (builder.use == MP_WEIGHTS_PACKED)
         mp_decoder_pack_experts(model, args->lease, args->progress);

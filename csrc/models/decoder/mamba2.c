@@ -62,7 +62,7 @@ static mp_status mamba2_read(const mp_layer_reader *reader, mp_mixer *mixer, mp_
 }
 
 /* Multiplies the parts of the thread's share of the rows by their factors. Ends with a barrier if there are any. */
-static void scale_parts(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
+static void scale_parts(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at) {
     const int64_t keys = mp_matrix_keys(&own->matrix), values = mp_matrix_values(&own->matrix);
     const int64_t widths[] = {values, values, keys, keys, own->matrix.heads};
     int64_t begin, end;
@@ -79,7 +79,7 @@ static void scale_parts(const mp_decoder_view *view, const mp_recurrent *own, co
 }
 
 /* Computes step * x and the decays of the thread's share of the rows, in the columns of x and step of `projected`. */
-static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
+static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at) {
     const mp_kernels *call = mp_kernels_get();
     const int heads = own->matrix.heads, dv = own->matrix.dv;
     const int64_t channels = own->conv.channels;
@@ -107,7 +107,7 @@ static void norm_groups(const mp_recurrent *own, float *y) {
 }
 
 /* Adds skip * x to the thread's share of the rows of o, and gates and norms them. */
-static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at) {
+static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at) {
     const mp_kernels *call = mp_kernels_get();
     const int dv = own->matrix.dv;
     const int64_t width = mp_matrix_values(&own->matrix);
@@ -132,7 +132,7 @@ static mp_mixed mamba2_mix(const mp_decoder_pass *pass, const mp_decoder_view *v
     const mp_recurrent *own = &mixer->recurrent;
     const mp_matrix_heads *matrix = &own->matrix;
     const int64_t channels = own->conv.channels, keys = mp_matrix_keys(matrix), values = mp_matrix_values(matrix);
-    const mp_matrix_buffers at = mp_matrix_buffers_of(pass, own);
+    const mp_recurrent_buffers at = mp_recurrent_buffers_of(pass, own);
     const mp_state_scan rows = {.k = at.mixed + values, .q = at.mixed + values + keys, .v = at.projected + values,
                                 .decay = at.projected + values + channels, .o = at.o, .ldk = channels,
                                 .ldq = channels, .ldv = own->in.N, .ldo = values, .ld_gates = own->in.N};
@@ -140,8 +140,8 @@ static mp_mixed mamba2_mix(const mp_decoder_pass *pass, const mp_decoder_view *v
 }
 
 const mp_mixer_ops mp_mixer_mamba2 = {.read = mamba2_read,
-                                      .needs = mp_matrix_needs,
+                                      .needs = mp_recurrent_needs,
                                       .cost = mp_matrix_cost,
                                       .mix = mamba2_mix,
                                       .sizes = mp_matrix_mixer_sizes,
-                                      .state = mp_matrix_mixer_state};
+                                      .state = mp_recurrent_state};

@@ -147,8 +147,8 @@ mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const 
 /* Adds the kernels blk.<index>.<name>.weight of a convolution, whose sizes are set, and its bias if the file has one.
  */
 mp_status mp_reader_conv(const mp_layer_reader *reader, mp_causal_conv *conv, const char *name, mp_error *error);
-/* Adds the factors of the logarithms of decays [heads], which are negative: tensor blk.<index>.ssm_a, or
- * blk.<index>.ssm_a_log, whose values a become -exp(a). */
+/* Adds the vector a [heads], a < 0, of decays exp(a * step): tensor blk.<index>.ssm_a; or -exp(x) of the tensor
+ * blk.<index>.ssm_a_log. */
 mp_status mp_reader_decay(const mp_layer_reader *reader, float **decay, int32_t heads, mp_error *error);
 
 #endif

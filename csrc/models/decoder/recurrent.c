@@ -55,6 +55,23 @@ void mp_causal_conv_rows(const mp_causal_conv *conv, const mp_state_rows *part, 
                (size_t)(c1 - c0) * sizeof *log);
 }
 
+/* Return a part of the sequence's state and log. The log is NULL if the sequence has none. */
+static float *state_of(const mp_state_rows *part, size_t offset) {
+    return (float *)(void *)(part->seq->state + offset);
+}
+static float *log_of(const mp_state_rows *part, size_t offset) {
+    return part->seq->log ? (float *)(void *)(part->seq->log + offset) : NULL;
+}
+
+void mp_recurrent_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
+                           const float *x, float *y, int64_t c0, int64_t c1) {
+    mp_state_rows part;
+    for (int s = 0; s < pass->rows.n_seq; s++)
+        if (mp_state_rows_of(pass, view, s, &part))
+            mp_causal_conv_rows(&own->conv, &part, state_of(&part, own->state_at), log_of(&part, own->log_at), x,
+                                own->in.N, y, own->conv.channels, c0, c1, (const float **)(void *)view->own);
+}
+
 /* ---- heads with a matrix as state -------------------------------------------------------------------------------- */
 
 static int blocks_of(const mp_matrix_heads *matrix) { return (matrix->dv + MP_STATE_BLOCK - 1) / MP_STATE_BLOCK; }
@@ -94,7 +111,7 @@ size_t mp_matrix_state(const mp_matrix_heads *matrix, size_t *log_bytes) {
     return mp_arena_cost(heads * mp_matrix_copy(matrix));
 }
 
-size_t mp_matrix_mixer_state(const mp_mixer *mixer, size_t *log_bytes) {
+size_t mp_recurrent_state(const mp_mixer *mixer, size_t *log_bytes) {
     size_t conv_log, matrix_log;
     const size_t conv = mp_causal_conv_state(&mixer->recurrent.conv, &conv_log);
     const size_t matrix = mp_matrix_state(&mixer->recurrent.matrix, &matrix_log);
@@ -103,7 +120,7 @@ size_t mp_matrix_mixer_state(const mp_mixer *mixer, size_t *log_bytes) {
 }
 
 /* Returns the bytes of the buffers for M rows, and their places from `at` on in *to unless `to` is NULL. */
-static size_t lay_out(const mp_recurrent *own, int M, uint8_t *at, mp_matrix_buffers *to) {
+static size_t lay_out(const mp_recurrent *own, int M, uint8_t *at, mp_recurrent_buffers *to) {
     const size_t rows = (size_t)M * sizeof(float);
     const size_t projected = rows * (size_t)own->in.N, mixed = rows * (size_t)own->conv.channels;
     const size_t o = rows * (size_t)mp_matrix_values(&own->matrix);
@@ -115,22 +132,21 @@ static size_t lay_out(const mp_recurrent *own, int M, uint8_t *at, mp_matrix_buf
     return mp_arena_cost(projected) + mp_arena_cost(mixed) + mp_arena_cost(o);
 }
 
-mp_matrix_buffers mp_matrix_buffers_of(const mp_decoder_pass *pass, const mp_recurrent *own) {
-    mp_matrix_buffers buffers;
+mp_recurrent_buffers mp_recurrent_buffers_of(const mp_decoder_pass *pass, const mp_recurrent *own) {
+    mp_recurrent_buffers buffers;
     lay_out(own, pass->block_rows, pass->shared, &buffers);
     return buffers;
 }
 
-void mp_matrix_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks, mp_block_needs *needs) {
+void mp_recurrent_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks, mp_block_needs *needs) {
+    const mp_recurrent *own = &mixer->recurrent;
+    const size_t pointers = (size_t)(M + own->conv.taps - 1) * sizeof(float *);
     (void)model;
     (void)most_blocks;
-    const mp_recurrent *own = &mixer->recurrent;
-    const size_t shared = lay_out(own, M, NULL, NULL);
-    const size_t pointers = mp_causal_conv_pointers(&own->conv, M) * sizeof(float *);
     mp_needs_linear(needs, &own->in, M);
     mp_needs_linear(needs, &mixer->out, M);
-    mp_needs_scratch(needs, shared, mp_arena_cost(mp_larger(pointers, (size_t)own->in.N * sizeof(float))));
-    mp_needs_scratch(needs, shared, mp_arena_cost(mp_matrix_copy(&own->matrix)));
+    const size_t copy = mp_larger(mp_matrix_copy(&own->matrix), (size_t)own->in.N * sizeof(float));
+    mp_needs_scratch(needs, lay_out(own, M, NULL, NULL), mp_arena_cost(mp_larger(pointers, copy)));
 }
 
 void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost) {
@@ -142,19 +158,11 @@ void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost) {
 /* y [rows, channels] = SiLU(convolution(x [rows, in.N])): the thread's share of the channels. */
 static void convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own, const float *x,
                      float *y) {
-    const int64_t channels = own->conv.channels;
     int64_t c0, c1;
-    mp_state_rows part;
-    mp_team_split(view->context.thread, channels, 16, &c0, &c1);
-    if (c0 >= c1)
-        return;
-    for (int s = 0; s < pass->rows.n_seq; s++)
-        if (mp_state_rows_of(pass, view, s, &part))
-            mp_causal_conv_rows(&own->conv, &part, (float *)(void *)(part.seq->state + own->state_at),
-                                part.seq->log ? (float *)(void *)(part.seq->log + own->log_at) : NULL, x, own->in.N, y,
-                                channels, c0, c1, (const float **)(void *)view->own);
-    for (int64_t r = 0; r < view->rows; r++)
-        mp_kernels_get()->activate(MP_ACT_SILU, c1 - c0, y + r * channels + c0);
+    mp_team_split(view->context.thread, own->conv.channels, 16, &c0, &c1);
+    mp_recurrent_convolve(pass, view, own, x, y, c0, c1);
+    for (int64_t r = 0; r < view->rows && c0 < c1; r++)
+        mp_kernels_get()->activate(MP_ACT_SILU, c1 - c0, y + r * own->conv.channels + c0);
 }
 
 typedef struct matrix_log { /* [MP_STATE_LOG, ld_k], [MP_STATE_LOG, ld_u], [MP_STATE_LOG, heads] */
@@ -163,7 +171,7 @@ typedef struct matrix_log { /* [MP_STATE_LOG, ld_k], [MP_STATE_LOG, ld_u], [MP_S
 } matrix_log;
 
 static matrix_log log_at(const mp_matrix_heads *matrix, float *log) {
-    const int64_t ld_k = (int64_t)matrix->keys * matrix->dk, ld_u = (int64_t)matrix->heads * matrix->dv;
+    const int64_t ld_k = mp_matrix_keys(matrix), ld_u = mp_matrix_values(matrix);
     if (!log)
         return (matrix_log){.ld_k = ld_k, .ld_u = ld_u};
     float *const u = log + MP_STATE_LOG * ld_k;
@@ -249,23 +257,20 @@ static void scan_rows(const mp_decoder_pass *pass, const mp_decoder_view *view, 
     const mp_matrix_heads *matrix = &own->matrix;
     const mp_team_thread *thread = view->context.thread;
     size_t conv_log;
-    const size_t state_at = own->state_at + mp_causal_conv_state(&own->conv, &conv_log);
-    const size_t log_at = own->log_at + conv_log;
+    const size_t at = own->state_at + mp_causal_conv_state(&own->conv, &conv_log), in_log = own->log_at + conv_log;
     mp_state_rows part;
     for (int s = 0; s < pass->rows.n_seq; s++)
         if (mp_state_rows_of(pass, view, s, &part))
-            mp_matrix_scan_rows(matrix, thread, &part, (float *)(void *)(part.seq->state + state_at),
-                                part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows,
+            mp_matrix_scan_rows(matrix, thread, &part, state_of(&part, at), log_of(&part, in_log), rows,
                                 (float *)(void *)view->own);
     mp_team_barrier(thread);
     for (int s = 0; s < pass->rows.n_seq; s++)
         if (mp_state_rows_of(pass, view, s, &part))
-            mp_matrix_log_rows(matrix, thread, &part,
-                               part.seq->log ? (float *)(void *)(part.seq->log + log_at) : NULL, rows);
+            mp_matrix_log_rows(matrix, thread, &part, log_of(&part, in_log), rows);
 }
 
 mp_mixed mp_matrix_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
-                       const float *in, float scale, const mp_matrix_buffers *at, const float *x,
+                       const float *in, float scale, const mp_recurrent_buffers *at, const float *x,
                        const mp_state_scan *rows, mp_matrix_step *arrange, mp_matrix_step *prepare,
                        mp_matrix_step *finish) {
     const mp_team_thread *thread = view->context.thread;

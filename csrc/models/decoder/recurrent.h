@@ -39,13 +39,9 @@ static inline int mp_state_logged(const mp_state_rows *part) {
 
 /* Bytes of a convolution's part of the state: the last taps - 1 rows; and of the log. */
 size_t mp_causal_conv_state(const mp_causal_conv *conv, size_t *log_bytes);
-/* Number of pointers that mp_causal_conv_rows needs for row blocks of M rows. */
-static inline size_t mp_causal_conv_pointers(const mp_causal_conv *conv, int M) {
-    return (size_t)(M + conv->taps - 1);
-}
 /* Convolves channels [c0, c1) of the rows x [part->rows, ldx] into y [part->rows, ldy], and adds the rows to the state
  * or to the log, whose parts of the convolution begin at `tail` and `log`. Threads may have different channels.
- * pointers [mp_causal_conv_pointers] scratch. x and y point at row 0 of the row block, channel 0. */
+ * pointers [row block + taps - 1] scratch. x and y point at row 0 of the row block, channel 0. */
 void mp_causal_conv_rows(const mp_causal_conv *conv, const mp_state_rows *part, float *tail, float *log, const float *x,
                          int64_t ldx, float *y, int64_t ldy, int64_t c0, int64_t c1, const float **pointers);
 
@@ -63,28 +59,34 @@ void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *th
 void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
                         float *log, const mp_state_scan *rows);
 
-/* Mixers with such heads and a convolution before them share functions of mp_mixer_ops, buffers, and loops over the
- * sequences of a row block. The parts of the convolution come first in state and log. */
-mp_status mp_matrix_mixer_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error);
-size_t mp_matrix_mixer_state(const mp_mixer *mixer, size_t *log_bytes);
-void mp_matrix_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks, mp_block_needs *needs);
-void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost);
-static inline int64_t mp_matrix_values(const mp_matrix_heads *matrix) { return (int64_t)matrix->heads * matrix->dv; }
-static inline int64_t mp_matrix_keys(const mp_matrix_heads *matrix) { return (int64_t)matrix->keys * matrix->dk; }
+/* ---- mixers ------------------------------------------------------------------------------------------------------
+ * The convolution's parts come first in state and log. Short convolutions have no heads: `matrix` is zero. */
 
-typedef struct mp_matrix_buffers { /* scratch of a row block */
+typedef struct mp_recurrent_buffers { /* scratch of a row block */
     float *projected; /* [rows, in.N] */
     float *mixed;     /* [rows, channels] output of the convolution */
     float *o;         /* [rows, mp_matrix_values] */
-} mp_matrix_buffers;
+} mp_recurrent_buffers;
 
-mp_matrix_buffers mp_matrix_buffers_of(const mp_decoder_pass *pass, const mp_recurrent *own);
+static inline int64_t mp_matrix_values(const mp_matrix_heads *matrix) { return (int64_t)matrix->heads * matrix->dv; }
+static inline int64_t mp_matrix_keys(const mp_matrix_heads *matrix) { return (int64_t)matrix->keys * matrix->dk; }
+
+/* Functions of mp_mixer_ops: of all these mixers, and of those with heads. */
+void mp_recurrent_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks, mp_block_needs *needs);
+size_t mp_recurrent_state(const mp_mixer *mixer, size_t *log_bytes);
+mp_status mp_matrix_mixer_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *error);
+void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost);
+
+mp_recurrent_buffers mp_recurrent_buffers_of(const mp_decoder_pass *pass, const mp_recurrent *own);
+/* mp_causal_conv_rows of each sequence: y [rows, channels] = convolution(x [rows, in.N]) */
+void mp_recurrent_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
+                           const float *x, float *y, int64_t c0, int64_t c1);
 /* Mixes the rows of the view: the projection of `in`; `arrange`; convolution and SiLU of the columns of `projected`
  * from x on; `prepare`; the scan of `rows`; `finish`; the factor `scale`. Each step computes the thread's share of the
  * rows with in.N floats of scratch; `arrange` ends with a barrier if it changes them. Ends with a barrier. */
-typedef void mp_matrix_step(const mp_decoder_view *view, const mp_recurrent *own, const mp_matrix_buffers *at);
+typedef void mp_matrix_step(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at);
 mp_mixed mp_matrix_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
-                       const float *in, float scale, const mp_matrix_buffers *at, const float *x,
+                       const float *in, float scale, const mp_recurrent_buffers *at, const float *x,
                        const mp_state_scan *rows, mp_matrix_step *arrange, mp_matrix_step *prepare,
                        mp_matrix_step *finish);
 

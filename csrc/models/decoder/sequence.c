@@ -30,7 +30,7 @@ static int32_t capacity_of(const mp_decoder *model, const mp_text_request *reque
     return (int32_t)(capacity < model->context ? capacity : model->context);
 }
 
-/* Every stop is another multiple of MP_KV_BLOCK. */
+/* Returns an upper bound of the bytes of stops, which are different multiples of MP_KV_BLOCK. */
 static uint64_t stops_bytes(const mp_text_request *request) {
     return ((uint64_t)request->n_prompt / MP_KV_BLOCK + 1) * sizeof(int32_t);
 }

@@ -11,8 +11,8 @@
  * A snapshot is a copy of the state after the last position of a published block (generation/prefix_cache.h). Snapshots
  * take at most `percent` % of the budget's limit. The worth of a snapshot is the number of tokens before it since the
  * last snapshot of the same sequence: they would be computed again without it. The snapshot of least worth is evicted
- * first; the worth of all others then falls by as much, so snapshots that nothing uses leave in the end (GreedyDual,
- * Young 1994). One thread at a time. */
+ * first; the worth of all others then falls by as much, so unused snapshots are evicted in the end (GreedyDual, Young
+ * 1994). One thread at a time. */
 #ifndef MP_MODELS_GENERATION_STATES_H
 #define MP_MODELS_GENERATION_STATES_H
 

@@ -76,10 +76,10 @@ static mp_status read_pixels(mp_vit *model, const mp_spec *spec, mp_error *error
 }
 
 static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) {
-    int64_t frames, window, cell;
+    int64_t frames, window, cell, whole = MAX_GRID; /* without windows, only the order of patches depends on `whole` */
     double base, usual = 10000;
     MP_TRY(mp_spec_int(spec, "mpool.image.frames", 1, 16, NULL, &frames, error));
-    MP_TRY(mp_spec_int(spec, "mpool.image.window", 1, MAX_GRID, NULL, &window, error));
+    MP_TRY(mp_spec_int(spec, "mpool.image.window", 1, MAX_GRID, &whole, &window, error));
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, 16, NULL, &cell, error));
     MP_TRY(mp_spec_float(spec, "mpool.image.rope_base", 1, 1e12, &usual, &base, error));
     if (model->head_dim % 4)
@@ -123,6 +123,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     model->attention_pool = (flags & MP_VIT_ATTENTION_POOL) != 0;
     model->root_norms = (flags & MP_VIT_ROOT_NORMS) != 0;
     model->axial = (flags & MP_VIT_AXIAL) != 0;
+    model->aligned = (flags & MP_VIT_ALIGNED) != 0;
     model->frames = 1;
     if (model->axial)
         MP_TRY(read_axes(model, spec, error));
@@ -198,7 +199,9 @@ static mp_status read_halves(mp_vit *model, const mp_builder *builder, mp_error 
             to[i] += sum[n + i];
     }
     model->frames = 1;
-    return mp_builder_linear_taken(builder, &model->patches, "v.patch_embd.weight", sum, model->hidden, inputs, error);
+    const char *bias = mp_weights_has(builder->weights, "v.patch_embd.bias") ? "v.patch_embd.bias" : NULL;
+    return mp_builder_linear_taken(builder, &model->patches, "v.patch_embd.weight", bias, sum, model->hidden, inputs,
+                                   error);
 }
 
 static mp_status read_embeddings(mp_vit *model, const mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
@@ -217,7 +220,7 @@ static mp_status read_embeddings(mp_vit *model, const mp_builder *builder, uint3
     if (model->registers)
         MP_TRY(mp_builder_plain(builder, &model->register_tokens, "v.register_embd", model->registers, model->hidden,
                                 error));
-    if (model->axial)
+    if (model->axial && !model->aligned)
         return MP_OK;
     return mp_builder_plain(builder, &model->positions, "v.position_embd.weight",
                             model->classes + model->grid * model->grid, model->hidden, error);

@@ -23,9 +23,25 @@ static float cubic(float x, float a) {
     return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
 }
 
-static void make_taps(int from, int to, int at, bool smooth, taps *taps) {
+/* Weights of the two neighbours of a place, when both ends of the axis keep theirs. */
+static void make_two(int from, int to, int at, taps *taps) {
+    const float source = (float)at * (float)(from - 1) / (float)(to > 1 ? to - 1 : 1), whole = floorf(source);
+    taps->count = 2;
+    for (int i = 0; i < 2; i++) {
+        const int index = (int)whole + i;
+        taps->index[i] = index < from ? index : from - 1;
+        taps->weight[i] = 1 - fabsf(source - whole - (float)i);
+    }
+}
+
+static void make_taps(const mp_vit *model, int to, int at, taps *taps) {
+    const int from = model->grid;
     float scale = (float)from / (float)to;
-    if (!smooth) {
+    if (model->aligned) {
+        make_two(from, to, at, taps);
+        return;
+    }
+    if (!model->smooth) {
         float source = scale * ((float)at + 0.5f) - 0.5f, whole = floorf(source), t = source - whole;
         taps->count = 4;
         for (int i = 0; i < 4; i++) {
@@ -59,8 +75,8 @@ void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int3
     }
     float *mixed = scratch, *line = scratch + n, *rest = scratch + 2 * (size_t)n;
     taps rows = {0, (int32_t *)(void *)(rest + 2 * most), rest}, columns = {0, rows.index + most, rest + most};
-    make_taps(model->grid, down, y, model->smooth, &rows);
-    make_taps(model->grid, across, x0, model->smooth, &columns);
+    make_taps(model, down, y, &rows);
+    make_taps(model, across, x0, &columns);
     memset(mixed, 0, (size_t)n * sizeof *mixed);
     for (int r = 0; r < rows.count; r++) {
         memset(line, 0, (size_t)n * sizeof *line);
@@ -84,7 +100,7 @@ static int32_t windows_of(const mp_vit *model, int32_t down, int32_t across) {
 
 size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across) {
     const size_t patches = (size_t)down * (size_t)across;
-    return mp_arena_cost(patches * sizeof(int32_t)) +
+    return (model->positions ? 2 : 1) * mp_arena_cost(patches * sizeof(int32_t)) +
            mp_arena_cost(((size_t)windows_of(model, down, across) + 1) * sizeof(int32_t)) +
            mp_arena_cost(patches * (size_t)model->head_dim * sizeof(float));
 }
@@ -124,6 +140,8 @@ void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory) {
     const size_t list = ((size_t)windows_of(model, down, across) + 1) * sizeof(int32_t);
     int32_t *place = memory, *windows = (void *)((uint8_t *)memory + windows_at), row = 0;
     float *rotation = (void *)((uint8_t *)memory + windows_at + mp_arena_cost(list));
+    const size_t angles = mp_arena_cost((size_t)down * (size_t)across * (size_t)model->head_dim * sizeof(float));
+    int32_t *order = model->positions ? (void *)((uint8_t *)rotation + angles) : NULL;
     image->window_count = 0;
     for (int32_t top = 0; top < down; top += side)
         for (int32_t left = 0; left < across; left += side) {
@@ -134,7 +152,10 @@ void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory) {
                         place[(y + i / cell) * across + x + i % cell] = row;
         }
     windows[image->window_count] = row;
+    for (int32_t patch = 0; order && patch < down * across; patch++)
+        order[place[patch]] = patch;
     image->place = place;
+    image->order = order;
     image->windows = windows;
     image->rotation = rotation;
     make_rotations(model, image, rotation);

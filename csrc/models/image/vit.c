@@ -195,10 +195,10 @@ static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, con
     } else if (n < before) {
         memcpy(x, model->register_tokens + (int64_t)(n - model->classes) * hidden, bytes);
     } else {
-        int patch = n - before;
-        memcpy(x, patches + (int64_t)(image->patch + patch) * hidden, bytes);
+        memcpy(x, patches + (int64_t)(image->patch + n - before) * hidden, bytes);
         if (!model->positions)
             return;
+        const int patch = image->order ? image->order[n - before] : n - before;
         if (image->positions)
             call->add(image->positions + (int64_t)patch * hidden, hidden, x);
         else
@@ -400,11 +400,10 @@ static uint64_t attend(const work *w, mp_vit_cursor *at) {
     return ops;
 }
 
-bool mp_vit_advance(mp_vit_thread *l) {
+bool mp_vit_advance(mp_vit_thread *l, int layers) {
     static uint64_t (*const stages[])(const work *, mp_vit_cursor *) = {embed, before_attention, attend,
                                                                          after_attention};
     const work w = work_of(l);
-    const int layers = w.model->layer_count;
     mp_vit_cursor at = l->pass->cursor;
     if (at.layer == layers)
         return true;
@@ -514,7 +513,7 @@ bool mp_vit_forward(mp_vit_thread *l) {
     mp_vit_image *images = l->pass->images;
     const float *rows = w.x;
     int64_t first, end;
-    if (!mp_vit_advance(l))
+    if (!mp_vit_advance(l, w.model->layer_count))
         return false;
     copy_tokens(&w); /* pool_by_attention overwrites the rows only after a barrier */
     if (w.model->attention_pool && !pool_by_attention(&w))

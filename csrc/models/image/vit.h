@@ -46,6 +46,7 @@ typedef struct mp_vit {
     bool any_size;              /* images of other sizes are accepted, with interpolated positions; otherwise each side
                                  * of an image must have patch * grid pixels */
     bool smooth;                /* interpolate with the antialiasing filter when downscaling */
+    bool aligned;               /* interpolate linearly, with the corners of both grids in the same place */
     bool gated, attention_pool;
     bool root_norms;        /* RMS norms, without biases */
     bool axial;             /* two-dimensional rotary positions: see mp_vit_image.place */
@@ -58,7 +59,7 @@ typedef struct mp_vit {
     mp_linear patches;
     float *class_token;                  /* [hidden] or NULL */
     float *register_tokens;              /* [registers, hidden] or NULL */
-    float *positions;                    /* [classes + grid^2, hidden] */
+    float *positions;                    /* [classes + grid^2, hidden]; NULL: only rotary positions */
     mp_norm input_norm;                  /* [hidden] before the first layer, or none */
     mp_norm norm;                        /* [hidden] after the last layer */
     mp_vit_layer *layers;
@@ -82,9 +83,10 @@ typedef struct mp_vit_image { /* one image of a group */
                       * not for axial networks */
     const float *positions; /* [down * across, hidden] positions of the patches; NULL: computed on the fly */
     /* Axial networks only (mp_vit_axes). `place`: row of each patch. `windows`: first row of each window, then the
-     * number of rows. `rotation`: cosines and sines of each row. Patches are ordered by window, then cell, then
-     * line. */
+     * number of rows. `rotation`: cosines and sines of each row. `order`: patch of each row, or NULL without learned
+     * positions. Patches are ordered by window, then cell, then line. */
     const int32_t *place;   /* [down * across] */
+    const int32_t *order;   /* [down * across] */
     const int32_t *windows; /* [window_count + 1] */
     int window_count;
     const float *rotation; /* [n, head_dim / 2, 2] */
@@ -110,7 +112,7 @@ uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute co
 /* ---- positions (image/positions.c) ------------------------------------------------------------------------------- */
 
 /* Add to x [hidden] the position of patch (y, x0) in a grid of down * across, interpolated from the model's grid as
- * torch's bicubic does. scratch: mp_vit_position_scratch floats. */
+ * torch's bicubic does, or its bilinear if the model is `aligned`. scratch: mp_vit_position_scratch floats. */
 void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int32_t y, int32_t x0, float *scratch,
                          float *x);
 size_t mp_vit_position_scratch(const mp_vit *model);
@@ -188,10 +190,10 @@ size_t mp_vit_state_bytes(const mp_vit *model, int M);
 /* Scratch bytes of a part, for groups of up to `count` images. */
 size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count);
 size_t mp_vit_thread_scratch(const mp_vit *model, int T);
-/* Compute parts from the cursor on, at least one, until the last layer is finished, `until_ns` has passed or the pass
- * is cancelled. Returns true if the last layer is finished. Call on all threads of the region with the same pass. The
- * result's bits do not depend on groups, parts or threads. */
-bool mp_vit_advance(mp_vit_thread *l);
+/* Compute parts from the cursor on, at least one, until the first `layers` layers are finished, `until_ns` has passed
+ * or the pass is cancelled. Returns true if these layers are finished. Call on all threads of the region with the same
+ * pass. The result's bits do not depend on groups, parts or threads. */
+bool mp_vit_advance(mp_vit_thread *l, int layers);
 /* Compute a group up to its vectors, from the cursor on, on all threads of the region. Sets `finite` of every image.
  * Returns false, without results, if the pass was cancelled or `until_ns` has passed. Ends WITHOUT a barrier: the
  * vectors are complete at the end of the region. */

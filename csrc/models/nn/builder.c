@@ -223,11 +223,11 @@ mp_status mp_builder_linear_by_head(const mp_builder *builder, mp_linear *linear
     return add_part(builder, linear, job, name, NULL, rows->heads * rows->N, rows->K, error);
 }
 
-mp_status mp_builder_linear_taken(const mp_builder *builder, mp_linear *linear, const char *name, float *matrix,
-                                  int32_t N, int32_t K, mp_error *error) {
+mp_status mp_builder_linear_taken(const mp_builder *builder, mp_linear *linear, const char *name, const char *bias,
+                                  float *matrix, int32_t N, int32_t K, mp_error *error) {
     mp_build_job job = {.taken = matrix, .tensor = tensor_of(matrix, N, K)};
     int before = builder->store->count;
-    mp_status status = add_part(builder, linear, job, name, NULL, N, K, error);
+    mp_status status = add_part(builder, linear, job, name, bias, N, K, error);
     if (builder->store->count == before)
         mp_free(matrix);
     return status;

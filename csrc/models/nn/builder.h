@@ -56,9 +56,10 @@ mp_status mp_builder_conv(const mp_builder *builder, mp_linear *linear, const ch
  * errors. */
 mp_status mp_builder_linear_of(const mp_builder *builder, mp_linear *linear, const char *name, const mp_tensor *tensor,
                                mp_error *error);
-/* As mp_builder_linear_of, from floats [N, K] allocated with mp_alloc. Takes ownership of `matrix`, also on failure. */
-mp_status mp_builder_linear_taken(const mp_builder *builder, mp_linear *linear, const char *name, float *matrix,
-                                  int32_t N, int32_t K, mp_error *error);
+/* As mp_builder_linear_of, from floats [N, K] allocated with mp_alloc, with a bias unless `bias` is NULL. Takes
+ * ownership of `matrix`, also on failure. */
+mp_status mp_builder_linear_taken(const mp_builder *builder, mp_linear *linear, const char *name, const char *bias,
+                                  float *matrix, int32_t N, int32_t K, mp_error *error);
 /* Adds a part without a bias: the matrix that `rows` describes, as floats. `rows->N` must be a multiple of MP_PANEL_N.
  * Finish converts one head at a time per thread. `name` names the tensor in errors. */
 mp_status mp_builder_linear_by_head(const mp_builder *builder, mp_linear *linear, const char *name,

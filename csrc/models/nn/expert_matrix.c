@@ -89,8 +89,9 @@ static mp_status find_rows(mp_expert_matrix *matrix, const mp_builder *builder, 
     return transposed ? check_columns(matrix->dtype, name, error) : MP_OK;
 }
 
-static mp_status find_columns(mp_expert_matrix *matrix, const mp_weights *weights, const char *name, mp_error *error) {
-    int64_t width = (int64_t)matrix->step * matrix->N, sizes[3] = {matrix->count, matrix->K, width};
+static mp_status find_columns(mp_expert_matrix *matrix, const mp_weights *weights, const char *name, int64_t width,
+                              mp_error *error) {
+    int64_t sizes[3] = {matrix->count, matrix->K, width};
     mp_tensor all;
     MP_TRY(mp_weights_get(weights, name, 3, sizes, &all, error));
     MP_TRY(check_columns(all.dtype, name, error));
@@ -125,18 +126,23 @@ static mp_status find_codes(mp_expert_matrix *matrix, const mp_weights *weights,
  * these layouts. */
 static mp_status find_in_folder(mp_expert_matrix *matrix, const mp_weights *weights, int layer, const char *part,
                                 mp_error *error) {
-    char columns[NAME], codes[NAME], scales[NAME];
+    char columns[NAME], codes[NAME], scales[NAME], halves[NAME];
     const bool joined = strcmp(part, "down") != 0;
     const char *stem = joined ? "gate_up" : part;
     snprintf(columns, sizeof columns, "blk.%d.ffn_%s_exps.columns", layer, stem);
     snprintf(codes, sizeof codes, "blk.%d.ffn_%s_exps.codes", layer, stem);
     snprintf(scales, sizeof scales, "blk.%d.ffn_%s_exps.scales", layer, stem);
+    snprintf(halves, sizeof halves, "blk.%d.ffn_%s_exps.halves", layer, stem);
+    if (joined && mp_weights_has(weights, halves)) {
+        matrix->first = strcmp(part, "up") == 0 ? matrix->N : 0;
+        return find_columns(matrix, weights, halves, 2 * (int64_t)matrix->N, error);
+    }
     if (!mp_weights_has(weights, columns) && !mp_weights_has(weights, codes))
         return MP_OK;
     matrix->step = joined ? 2 : 1;
     matrix->first = strcmp(part, "up") == 0;
     if (mp_weights_has(weights, columns))
-        return find_columns(matrix, weights, columns, error);
+        return find_columns(matrix, weights, columns, (int64_t)matrix->step * matrix->N, error);
     return find_codes(matrix, weights, codes, scales, error);
 }
 
@@ -241,7 +247,7 @@ static void join_codes(const mp_expert_matrix *matrix, int expert, int32_t n0, i
 
 static void transpose_columns(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, uint8_t *to) {
     enum { SLICE = 32 };
-    const int64_t step = matrix->step, width = step * matrix->N;
+    const int64_t step = matrix->step, width = matrix->tensors[expert].shape[1];
     const int32_t K = matrix->K, item = mp_dtype_get(matrix->dtype)->bytes;
     const uint8_t *from = matrix->tensors[expert].data + (matrix->first + step * n0) * item;
     if (item == 4) {

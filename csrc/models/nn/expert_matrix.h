@@ -9,7 +9,7 @@
 
 typedef enum mp_expert_layout {
     MP_EXPERT_ROWS,    /* [N, K], as linear layers store it */
-    MP_EXPERT_COLUMNS, /* [K, N] of floats: transposed, as transformers saves the experts of GPT-OSS */
+    MP_EXPERT_COLUMNS, /* [K, N] of floats: transposed, as transformers saves the experts of GPT-OSS and Qwen3-VL */
     MP_EXPERT_CODES,   /* MXFP4 as OpenAI publishes it: 16 bytes for each block of 32 values, two neighbouring values in
                         * each byte; the scales of all blocks are a separate tensor */
     MP_EXPERT_SCALED,  /* a type of kernels/scaled.h */
@@ -20,7 +20,8 @@ typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
     mp_scaled *scaled;            /* [count] for MP_EXPERT_SCALED, otherwise NULL */
     mp_tensor scales;             /* for MP_EXPERT_CODES: [count, step N, K / 32] */
     mp_expert_layout layout;
-    int32_t first, step; /* row n of the matrix is row first + step n of the tensor: gate and up rows may alternate */
+    int32_t first, step; /* row n of the matrix is row (or column) first + step n of the tensor: gate and up rows may
+                          * alternate, or the tensor has both halves */
     mp_tensor biases;             /* [count, step N] of floats, as stored; data NULL: no biases */
     mp_dtype dtype;               /* type of the rows that mp_expert_rows returns */
     mp_wkind kind;
@@ -29,10 +30,14 @@ typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
 } mp_expert_matrix;
 
 /* Finds matrix `part` (gate, up or down) of a layer's experts. The tensors are one of:
- * blk.{layer}.ffn_{part}_exps.weight [count, N, K], or ffn_gate_up_exps.weight [count, 2 N, K]; separate tensors
- * blk.{layer}.ffn_{part}.{expert}.weight [N, K] or
- * .columns [K, N]; or .columns, or .codes with .scales, of ffn_{part}_exps or ffn_gate_up_exps. If `biased`, finds the
- * biases, .bias, too. The builder's weights must outlive the matrix. */
+ *
+ *   blk.{layer}.ffn_{part}_exps.weight [count, N, K]
+ *   blk.{layer}.ffn_gate_up_exps.weight [count, 2 N, K]
+ *   blk.{layer}.ffn_{part}.{expert}.weight [N, K], or .columns [K, N]: one tensor per expert
+ *   .columns, or .codes with .scales, of ffn_{part}_exps or ffn_gate_up_exps, where gates and ups alternate
+ *   .halves of ffn_gate_up_exps [count, K, 2 N], where the gates precede the ups
+ *
+ * If `biased`, finds the biases, .bias, too. The builder's weights must outlive the matrix. */
 mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,
                                 int32_t count, int32_t N, int32_t K, bool biased, mp_error *error);
 void mp_expert_matrix_deinit(mp_expert_matrix *matrix);

@@ -129,10 +129,13 @@ void mp_rope_row(const mp_rope *rope, int64_t position, float *out) {
     }
 }
 
-void mp_rope_axes(const mp_rope *rope, const int32_t sections[3], const int32_t positions[3], float *out) {
-    for (int i = 0, axis = 0, left = sections[0]; i < rope->dim / 2; i++, left--) {
-        while (left == 0)
-            left = sections[++axis];
+void mp_rope_axes(const mp_rope *rope, const mp_rope_sections *sections, const int32_t positions[3], float *out) {
+    for (int i = 0, axis = 0, left = sections->pairs[0]; i < rope->dim / 2; i++, left--) {
+        if (sections->interleaved)
+            axis = i / 3 < sections->pairs[i % 3] ? i % 3 : 0;
+        else
+            while (left == 0)
+                left = sections->pairs[++axis];
         double angle = (double)positions[axis] * rope->inverse[i];
         out[2 * i] = (float)cos(angle) * rope->attention_scale;
         out[2 * i + 1] = (float)sin(angle) * rope->attention_scale;

@@ -30,8 +30,13 @@ void mp_rope_deinit(mp_rope *rope);
 /* Writes cos and sin of one position to out [dim / 2][2]. Computes in double and rounds once, so the bits do not depend
  * on how the prompt is split into steps. */
 void mp_rope_row(const mp_rope *rope, int64_t position, float *out);
-/* Like mp_rope_row with three positions: the first sections[0] pairs use positions[0], the next sections[1] pairs
- * positions[1], and so on (M-RoPE, arXiv:2409.12191). Equal positions give the bits of mp_rope_row. */
-void mp_rope_axes(const mp_rope *rope, const int32_t sections[3], const int32_t positions[3], float *out);
+typedef struct mp_rope_sections { /* M-RoPE (arXiv:2409.12191): which of three positions turns each pair */
+    int32_t pairs[3]; /* number of pairs for each position; together dim / 2. All 0: the model has one position */
+    bool interleaved; /* the positions take turns, pair by pair; each stops after its number of pairs, and the first
+                       * position has all other pairs. Otherwise the pairs of a position follow one another */
+} mp_rope_sections;
+
+/* Like mp_rope_row with three positions. Equal positions give the bits of mp_rope_row. */
+void mp_rope_axes(const mp_rope *rope, const mp_rope_sections *sections, const int32_t positions[3], float *out);
 
 #endif

@@ -1,10 +1,11 @@
 /* vision/load.c: loads the image network and the projector of a decoder, from the spec that also describes the decoder.
- * Tensors are named as in GGUF files of image encoders: "v." for the network, "mm.0" and "mm.2" for the projector. */
+ * Tensors are named as in GGUF files of image encoders: "v." for the network, "mm." for the projector. */
+#include <stdio.h>
 #include <string.h>
 
 #include "models/vision/vision.h"
 
-enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24 };
+enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24, MAX_ENCODER_LAYERS = 1024 };
 
 void mp_vision_destroy(mp_vision *vision) {
     mp_free(vision->image_encoder.layers);
@@ -17,35 +18,120 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int(spec, "mpool.vision.image_token_id", -1, MAX_IMAGE_TOKEN, NULL, &token, error));
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, error));
     MP_TRY(mp_spec_bool(spec, "mpool.vision.keep_class", &no, &vision->keep_class, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.vision.averaged", &no, &vision->averaged, error));
     MP_TRY(mp_model_activation(spec, "mpool.vision.activation", "gelu", &vision->act, error));
     vision->image_token = (int32_t)token;
     vision->merge = (int32_t)merge;
     return MP_OK;
 }
 
-/* If the projector has a second layer, the file determines the number of outputs of the first layer. */
-static mp_status read_projector(mp_vision *vision, const mp_builder *builder, mp_error *error) {
-    const mp_weights *weights = builder->weights;
-    int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge, inner = vision->width;
-    const char *bias0 = mp_weights_has(weights, "mm.0.bias") ? "mm.0.bias" : NULL;
-    const char *bias2 = mp_weights_has(weights, "mm.2.bias") ? "mm.2.bias" : NULL;
-    bool two = mp_weights_has(weights, "mm.2.weight");
-    if (two) {
-        mp_tensor tensor;
-        int64_t any[2] = {-1, inputs};
-        MP_TRY(mp_weights_get(weights, "mm.0.weight", 2, any, &tensor, error));
-        inner = (int32_t)tensor.shape[0];
+/* Reads one linear layer of a projector. outputs: -1: the file determines the number. */
+static mp_status read_linear(const mp_builder *builder, const char *name, int32_t outputs, int32_t inputs,
+                             mp_linear *linear, mp_error *error) {
+    char weight[64], bias[64];
+    mp_tensor tensor;
+    const int64_t shape[2] = {outputs, inputs};
+    snprintf(weight, sizeof weight, "%s.weight", name);
+    snprintf(bias, sizeof bias, "%s.bias", name);
+    MP_TRY(mp_weights_get(builder->weights, weight, 2, shape, &tensor, error));
+    return mp_builder_linear(builder, linear, weight, mp_weights_has(builder->weights, bias) ? bias : NULL,
+                             (int32_t)tensor.shape[0], inputs, error);
+}
+
+/* first, second: names of the layers. A projector without `second` has one layer. */
+static mp_status read_projector(const mp_vision *vision, const mp_builder *builder, const char *first,
+                                const char *second, mp_projector *projector, mp_error *error) {
+    const int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge;
+    MP_TRY(read_linear(builder, first, second ? -1 : vision->width, inputs, &projector->first, error));
+    if (!second)
+        return MP_OK;
+    return read_linear(builder, second, vision->width, projector->first.N, &projector->second, error);
+}
+
+/* Reads the layers of the image network that have a tap: sets layers[i] for each of them, and *count. */
+static mp_status find_taps(const mp_spec *spec, int32_t layers[MP_VISION_MAX_TAPS], int *count, mp_error *error) {
+    int64_t all, tapped[MAX_ENCODER_LAYERS], no = 0;
+    *count = 0;
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.block_count", 1, MAX_ENCODER_LAYERS, NULL, &all, error));
+    MP_TRY(mp_spec_ints(spec, "mpool.vision.tap_layers", (int)all, 0, 1, &no, tapped, error));
+    for (int32_t i = 0; i < all; i++) {
+        if (!tapped[i])
+            continue;
+        if (*count == MP_VISION_MAX_TAPS)
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.vision.tap_layers",
+                                "at most 8 layers with a tap", "more");
+        layers[(*count)++] = i;
     }
-    MP_TRY(mp_builder_linear(builder, &vision->first, "mm.0.weight", bias0, inner, inputs, error));
-    if (two)
-        MP_TRY(mp_builder_linear(builder, &vision->second, "mm.2.weight", bias2, vision->width, inner, error));
-    if (mp_weights_has(weights, "mm.image_newline"))
-        MP_TRY(mp_builder_vector(builder, &vision->newline, "mm.image_newline", vision->width, error));
     return MP_OK;
 }
 
-mp_status mp_vision_read(const mp_load_args *args, const mp_builder *builder, int32_t width, mp_vision **out,
-                         mp_error *error) {
+/* Reads the projectors of the taps. They norm the patches side by side, unlike the projector of the last layer. */
+static mp_status read_taps(mp_vision *vision, const mp_builder *builder, int layers, mp_error *error) {
+    const mp_spec *spec = mp_weights_spec(builder->weights);
+    const mp_vit *image_encoder = &vision->image_encoder;
+    const mp_norm like = {.n = image_encoder->hidden * vision->merge * vision->merge, .eps = image_encoder->eps};
+    int32_t at[MP_VISION_MAX_TAPS];
+    char norm[64], first[64], second[64];
+    MP_TRY(find_taps(spec, at, &vision->taps, error));
+    if (vision->taps > layers || (vision->taps > 0 && vision->newline))
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.vision.tap_layers",
+                            vision->newline ? "no taps in a model with a newline row"
+                                            : "at most as many taps as layers of the decoder",
+                            "%d taps", vision->taps);
+    for (int t = 0; t < vision->taps; t++) {
+        mp_projector *projector = &vision->projectors[t];
+        projector->layers = at[t] + 1;
+        snprintf(norm, sizeof norm, "v.deepstack.%d.norm", (int)at[t]);
+        snprintf(first, sizeof first, "v.deepstack.%d.fc1", (int)at[t]);
+        snprintf(second, sizeof second, "v.deepstack.%d.fc2", (int)at[t]);
+        MP_TRY(mp_norm_read(&projector->norm, builder, norm, like, MP_NORM_BIAS, 0, error));
+        MP_TRY(read_projector(vision, builder, first, second, projector, error));
+    }
+    return MP_OK;
+}
+
+/* Reads the projector of means of patches: a norm, and a matrix that files store as [inputs, outputs]. */
+static mp_status read_averaged(const mp_vision *vision, const mp_builder *builder, mp_projector *projector,
+                               mp_error *error) {
+    static const char matrix[] = "mm.input_projection.weight";
+    const int32_t inputs = vision->image_encoder.hidden, outputs = vision->width;
+    const mp_norm like = {.n = inputs, .eps = vision->image_encoder.eps, .root = true};
+    const int64_t shape[2] = {inputs, outputs};
+    const double none = 0;
+    double offset;
+    mp_tensor tensor;
+    MP_TRY(mp_spec_float(mp_weights_spec(builder->weights), "mpool.vision.norm_offset", 0, 1, &none, &offset, error));
+    MP_TRY(mp_norm_read(&projector->norm, builder, "mm.soft_emb_norm", like, MP_NORM_NO_BIAS, (float)offset, error));
+    MP_TRY(mp_weights_get(builder->weights, matrix, 2, shape, &tensor, error));
+    const size_t items = (size_t)inputs * (size_t)outputs;
+    float *const rows = mp_alloc_array(items + (size_t)outputs, sizeof *rows, MP_TAG_WEIGHTS);
+    if (!rows)
+        return mp_fail_memory(error, items * sizeof *rows, "the matrix of a projector");
+    for (int32_t k = 0; k < inputs; k++) {
+        float *const row = rows + items;
+        mp_dequantize_row(tensor.dtype, mp_tensor_row(&tensor, k), outputs, row);
+        for (int32_t n = 0; n < outputs; n++)
+            rows[(int64_t)n * inputs + k] = row[n];
+    }
+    return mp_builder_linear_taken(builder, &projector->first, matrix, NULL, rows, outputs, inputs, error);
+}
+
+static mp_status read_projectors(mp_vision *vision, const mp_builder *builder, int layers, mp_error *error) {
+    const mp_weights *weights = builder->weights;
+    if (mp_weights_has(weights, "mm.image_newline"))
+        MP_TRY(mp_builder_vector(builder, &vision->newline, "mm.image_newline", vision->width, error));
+    MP_TRY(read_taps(vision, builder, layers, error));
+    mp_projector *last = &vision->projectors[vision->taps];
+    last->layers = vision->image_encoder.layer_count;
+    if (vision->averaged)
+        return read_averaged(vision, builder, last, error);
+    return read_projector(vision, builder, "mm.0", mp_weights_has(weights, "mm.2.weight") ? "mm.2" : NULL, last, error);
+}
+
+int mp_vision_taps(const mp_vision *vision) { return vision->taps; }
+
+mp_status mp_vision_read(const mp_load_args *args, const mp_builder *builder, int32_t width, int layers,
+                         mp_vision **out, mp_error *error) {
     const char *name;
     bool norm, no = false;
     mp_vision *vision = *out = mp_alloc_zeroed(sizeof *vision, MP_TAG_WEIGHTS);
@@ -63,7 +149,7 @@ mp_status mp_vision_read(const mp_load_args *args, const mp_builder *builder, in
     own.compute = mp_resolve_compute(args->compute);
     own.unpacked = MP_UNPACKED_NONE;
     MP_TRY(mp_vit_read(&vision->image_encoder, &own, args->spec, arch->flags, norm, error));
-    MP_TRY(read_projector(vision, &own, error));
+    MP_TRY(read_projectors(vision, &own, layers, error));
     if ((!vision->image_encoder.axial && vision->image_encoder.grid % vision->merge) ||
         (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
@@ -104,19 +190,22 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
 static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     const char *name;
     int64_t side, patch, merge, width, one = 1;
+    int32_t tapped[MP_VISION_MAX_TAPS];
+    int taps;
     mp_error error;
     if (mp_spec_string(spec, "mpool.vision.image_encoder", mp_spec_architecture(spec), &name, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.image_size", 1, MP_IMAGE_MAX_SIDE, NULL, &side, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.patch_size", 1, side, NULL, &patch, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.embedding_length", 1, INT32_MAX, NULL, &width, &error) != MP_OK ||
-        mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK)
+        mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK ||
+        find_taps(spec, tapped, &taps, &error) != MP_OK)
         return 0; /* the load will fail */
     const mp_arch *arch = mp_arch_find(name);
     const uint32_t flags = arch ? arch->flags : 0;
     const int64_t patches = flags & MP_VIT_ANY_SIZE ? MP_VISION_MAX_PATCHES : side / patch * (side / patch);
     const uint64_t rows = (uint64_t)(patches / (merge * merge) + 1);
     return mp_vit_request_bytes(spec, flags, compute, (int32_t)patches) +
-           rows * ((uint64_t)width * sizeof(float) + cache_bytes(spec, compute));
+           rows * ((uint64_t)width * (uint64_t)(1 + taps) * sizeof(float) + cache_bytes(spec, compute));
 }
 
 mp_matrices mp_vision_predict_weights(const mp_spec *spec, mp_compute compute) {
@@ -182,7 +271,8 @@ static uint64_t most_parts(const mp_vision *vision, const mp_text_images *images
     for (int32_t t = 0; t < images->n_tiles; t++) {
         const int32_t height = images->sizes[2 * t], width = images->sizes[2 * t + 1];
         parts += mp_vit_image_parts(image_encoder, height / image_encoder->patch, width / image_encoder->patch) +
-                 (uint64_t)(mp_vision_rows(vision, height, width) / image_encoder->grain + 1);
+                 (uint64_t)(1 + vision->taps) *
+                     (uint64_t)(mp_vision_rows(vision, height, width) / image_encoder->grain + 1);
     }
     return parts;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/options.h"
+#include "models/nn/scratch.h"
 #include "models/vision/vision.h"
 
 enum {
@@ -100,7 +101,7 @@ static bool take_budget(mp_image_store *store, uint64_t bytes) {
 
 static mp_status make_tile(mp_image_store *store, const mp_image_key *key, int32_t count, mp_tile **out,
                            mp_error *error) {
-    size_t bytes = sizeof(mp_tile) + (size_t)count * (size_t)store->vision->width * sizeof(float);
+    size_t bytes = sizeof(mp_tile) + (size_t)count * (size_t)mp_vision_row(store->vision) * sizeof(float);
     if (!take_budget(store, bytes))
         return mp_fail_memory(error, bytes, "the rows of an image");
     mp_tile *tile = mp_alloc_zeroed(sizeof *tile, MP_TAG_SCRATCH);
@@ -310,7 +311,7 @@ const float *mp_images_row(const mp_image_store *store, const mp_text_request *r
     *source = run->source + (position - run->start);
     if (tile < 0)
         return store->vision->newline;
-    return group->images->tiles[tile]->rows + (int64_t)row * store->vision->width;
+    return group->images->tiles[tile]->rows + row * mp_vision_row(store->vision);
 }
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
@@ -345,9 +346,9 @@ bool mp_images_computing(const mp_image_store *store, const mp_text_request *req
 }
 
 /* Operations of one row in the projector. */
-static uint64_t project_ops(const mp_vision *vision) {
-    return 2 * ((uint64_t)vision->first.K * (uint64_t)vision->first.N +
-                (uint64_t)vision->second.K * (uint64_t)vision->second.N);
+static uint64_t project_ops(const mp_projector *projector) {
+    return 2 * ((uint64_t)projector->first.K * (uint64_t)projector->first.N +
+                (uint64_t)projector->second.K * (uint64_t)projector->second.N);
 }
 
 static int32_t rows_of(const mp_vision *vision, const mp_vit_image *image) {
@@ -359,8 +360,9 @@ uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *r
     const mp_image_key key = key_of(request, group, tile);
     const mp_vision *vision = store->vision;
     const mp_vit_image image = describe(vision, &request->images, tile);
-    const uint64_t all = mp_vit_image_ops(&vision->image_encoder, image.down, image.across, false) +
-                         (uint64_t)rows_of(vision, &image) * project_ops(vision);
+    uint64_t all = mp_vit_image_ops(&vision->image_encoder, image.down, image.across, false);
+    for (int p = 0; p <= vision->taps; p++)
+        all += (uint64_t)rows_of(vision, &image) * project_ops(&vision->projectors[p]);
     const mp_tile_job *job = find_job(store, &key);
     const uint64_t done = job ? job->ops : 0;
     return mp_vit_ns(&vision->image_encoder, all > done ? all - done : 0);
@@ -394,61 +396,103 @@ typedef struct job_run {
     uint8_t *own; /* [threads][own_bytes] */
     size_t own_bytes;
     int32_t rows;     /* rows of a part in the projector */
-    float *gathered;  /* [rows, first.K] */
-    float *inner;     /* [rows, first.N], or NULL */
+    float *gathered;  /* [rows, gathered_step] */
+    float *inner;     /* [rows, first.N] of the projector, or NULL */
     uint8_t *acts;
 } job_run;
 
-/* Gathers row `index` of the tile as input of the projector: the merged patches, line by line, normed. */
-static void gather(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, float *out) {
+/* Copies or norms a patch of row `index` of the tile, number `part` of its merge * merge patches, or the class token. */
+static void take_patch(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, int32_t part,
+                       const mp_norm *norm, float *out) {
     const mp_vit *image_encoder = &vision->image_encoder;
     const int32_t hidden = image_encoder->hidden, merge = vision->merge, across = image->across / merge;
     const int32_t cell = index - vision->keep_class, before = image_encoder->classes + image_encoder->registers;
-    for (int32_t i = 0; i < merge * merge; i++, out += hidden) {
-        int32_t y = cell / across * merge + i / merge, column = cell % across * merge + i % merge;
-        int32_t patch = y * image->across + column;
-        const float *row = x + (int64_t)(cell < 0 ? 0 : before + (image->place ? image->place[patch] : patch)) * hidden;
-        if (image_encoder->norm.weight)
-            mp_norm_row(&image_encoder->norm, row, out);
-        else
-            memcpy(out, row, (size_t)hidden * sizeof *out);
-    }
+    const int32_t y = cell / across * merge + part / merge, column = cell % across * merge + part % merge;
+    const int32_t patch = y * image->across + column;
+    const float *row = x + (int64_t)(cell < 0 ? 0 : before + (image->place ? image->place[patch] : patch)) * hidden;
+    if (norm->weight)
+        mp_norm_row(norm, row, out);
+    else
+        memcpy(out, row, (size_t)hidden * sizeof *out);
 }
 
-/* Projects rows [row0, row1) of the tile. The network must have completed the tile. */
-static void project(const job_run *run, const mp_team_thread *thread, int32_t row0, int32_t row1) {
+/* Gathers row `index` of the tile as input of a projector: the patches line by line, side by side, normed. For means of
+ * patches, `out` has space for one patch more. */
+static void gather(const mp_vision *vision, const mp_projector *projector, const mp_vit_image *image, const float *x,
+                   int32_t index, float *out) {
+    static const mp_norm none = {0};
+    const bool averaged = vision->averaged && projector == &vision->projectors[vision->taps];
+    const mp_norm *norm = averaged || !projector->norm.weight ? &vision->image_encoder.norm : &none;
+    const int32_t hidden = vision->image_encoder.hidden, parts = vision->merge * vision->merge;
+    for (int32_t i = 0; i < parts; i++)
+        if (!averaged)
+            take_patch(vision, image, x, index, i, norm, out + (int64_t)i * hidden);
+        else {
+            take_patch(vision, image, x, index, i, norm, i == 0 ? out : out + hidden);
+            if (i > 0)
+                mp_kernels_get()->add(out + hidden, hidden, out);
+        }
+    for (int32_t k = 0; averaged && k < hidden; k++)
+        out[k] /= (float)parts;
+    if (projector->norm.weight)
+        mp_norm_row(&projector->norm, out, out);
+}
+
+/* Components between two rows of `gathered`. */
+static int64_t gathered_step(const mp_vision *vision, const mp_projector *projector) {
+    return projector->first.K + (vision->averaged ? vision->image_encoder.hidden : 0);
+}
+
+/* Computes the vectors of a projector in rows [row0, row1) of the tile. The layers before it must be complete. */
+static void project(const job_run *run, const mp_team_thread *thread, int index, int32_t row0, int32_t row1) {
     const mp_vision *vision = run->vision;
     const mp_tile_job *job = run->job;
-    const mp_linear *first = &vision->first, *second = &vision->second;
+    const mp_projector *projector = &vision->projectors[index];
+    const mp_linear *first = &projector->first, *second = &projector->second;
     const bool two = second->parts > 0;
     const int M = row1 - row0;
-    float *out = job->tile->rows + (int64_t)row0 * vision->width;
+    const int64_t step = gathered_step(vision, projector);
+    const int64_t ld = mp_vision_row(vision), at = index < vision->taps ? (int64_t)vision->width * (1 + index) : 0;
+    float *out = job->tile->rows + row0 * ld + at;
     mp_epilogue plain = {0}, activate = {.act = vision->act};
     int64_t begin, end;
     mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)
-        gather(vision, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r, run->gathered + r * first->K);
+        gather(vision, projector, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r,
+               run->gathered + r * step);
     mp_team_barrier(thread);
-    mp_linear_forward(first, thread, run->gathered, first->K, M, run->acts, NULL, NULL, two ? &activate : &plain,
-                      two ? run->inner : out, first->N);
+    mp_linear_forward(first, thread, run->gathered, step, M, run->acts, NULL, NULL, two ? &activate : &plain,
+                      two ? run->inner : out, two ? first->N : ld);
     if (!two)
         return;
     mp_team_barrier(thread);
-    mp_linear_forward(second, thread, run->inner, first->N, M, run->acts, NULL, NULL, &plain, out, second->N);
+    mp_linear_forward(second, thread, run->inner, first->N, M, run->acts, NULL, NULL, &plain, out, ld);
 }
 
 static void job_body(const mp_team_thread *thread, void *arg) {
     job_run *run = arg;
     mp_tile_job *job = run->job;
     mp_vit_thread l = {.thread = thread, .pass = &run->pass, .own = run->own + (size_t)thread->index * run->own_bytes};
+    const mp_vision *vision = run->vision;
     int32_t row = job->projected, next;
-    for (bool go_on = mp_vit_advance(&l); go_on && row < job->tile->count; row = next) {
-        next = row + (int32_t)mp_vit_next_rows(&run->vision->image_encoder, job->tile->count - row, run->rows);
-        project(run, thread, row, next);
-        go_on = mp_vit_barrier(&l, (uint64_t)(next - row) * project_ops(run->vision));
+    int at = job->projector;
+    for (bool go_on = true; go_on && at <= vision->taps;) {
+        const mp_projector *projector = &vision->projectors[at];
+        go_on = mp_vit_advance(&l, projector->layers);
+        for (; go_on && row < job->tile->count; row = next) {
+            next = row + (int32_t)mp_vit_next_rows(&vision->image_encoder, job->tile->count - row, run->rows);
+            project(run, thread, at, row, next);
+            go_on = mp_vit_barrier(&l, (uint64_t)(next - row) * project_ops(projector));
+        }
+        if (row < job->tile->count)
+            break;
+        at++;
+        row = 0;
     }
-    if (thread->index == 0 && row > job->projected) /* all threads read `projected` before the barrier */
-        job->projected = row;
+    if (thread->index != 0) /* all threads read the state of the job before a barrier */
+        return;
+    job->projector = at;
+    job->projected = row;
 }
 
 /* Drops the jobs of other tiles that this group computed last or that no group holds. */
@@ -493,18 +537,23 @@ static mp_status start_job(mp_image_store *store, const mp_text_request *request
 static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lease, job_run *run, mp_error *error) {
     const mp_vision *vision = store->vision;
     const mp_vit *image_encoder = &vision->image_encoder;
-    const uint64_t part_ops = mp_vit_part_ops(image_encoder), rows = part_ops / (project_ops(vision) + 1);
+    const mp_projector *last = &vision->projectors[vision->taps];
+    const uint64_t part_ops = mp_vit_part_ops(image_encoder), rows = part_ops / (project_ops(last) + 1);
     const int32_t grain = image_encoder->grain, most = job->tile->count;
     *run = (job_run){.vision = vision, .job = job, .own_bytes = mp_vit_thread_scratch(image_encoder, job->image.n)};
     run->rows = rows < (uint64_t)most ? (int32_t)rows / grain * grain : most;
     run->rows = run->rows > grain ? run->rows : grain < most ? grain : most;
     const int part_rows = mp_vit_part_rows(image_encoder, job->image.n, part_ops);
     const size_t f = sizeof(float), count = (size_t)run->rows, threads = run->own_bytes * (size_t)lease->threads;
-    const size_t gathered = mp_arena_cost(count * (size_t)vision->first.K * f);
-    const size_t inner = vision->second.parts ? mp_arena_cost(count * (size_t)vision->first.N * f) : 0;
-    const size_t first = mp_linear_scratch(&vision->first, run->rows);
-    const size_t second = vision->second.parts ? mp_linear_scratch(&vision->second, run->rows) : 0;
-    const size_t acts = mp_arena_cost(first > second ? first : second);
+    const size_t gathered = mp_arena_cost(count * (size_t)gathered_step(vision, last) * f);
+    size_t inner = 0, acts = 0;
+    for (int p = 0; p <= vision->taps; p++) {
+        const mp_projector *projector = &vision->projectors[p];
+        const bool two = projector->second.parts > 0;
+        inner = mp_larger(inner, two ? mp_arena_cost(count * (size_t)projector->first.N * f) : 0);
+        acts = mp_larger(acts, mp_arena_cost(mp_linear_scratch(&projector->first, run->rows)));
+        acts = mp_larger(acts, two ? mp_arena_cost(mp_linear_scratch(&projector->second, run->rows)) : 0);
+    }
     const size_t network = mp_arena_cost(mp_vit_part_bytes(image_encoder, part_rows, 1)),
                  projector = gathered + inner + acts;
     const size_t part = network > projector ? network : projector;
@@ -539,7 +588,7 @@ static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *e
     end_job(store, at);
     tile->next = store->tiles;
     store->tiles = tile;
-    if (mp_kernels_get()->all_finite(tile->rows, (int64_t)tile->count * store->vision->width))
+    if (mp_kernels_get()->all_finite(tile->rows, tile->count * mp_vision_row(store->vision)))
         return MP_OK;
     drop_tile(store, &store->tiles);
     return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity for an image");
@@ -566,7 +615,7 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     job->at = run.pass.cursor;
     job->ops += run.pass.ops;
     mp_vit_learn(&vision->image_encoder, run.pass.ops, mp_sys_now_ns() - start);
-    if (job->projected < job->tile->count)
+    if (job->projector <= vision->taps)
         return MP_OK;
     MP_TRY(finish_job(store, job, error));
     store_hold(store, &request->images, group, tile); /* keeps the tile from eviction until the next step */

@@ -2,6 +2,11 @@
  * into rows of the decoder's width. These rows replace the token embeddings at the placeholders of the prompt.
  *
  *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
+ *   pixels -> image network -> norm -> mean of merge * merge patches -> norm -> linear -> rows  (Gemma 3)
+ *
+ * With DeepStack (arXiv:2406.04334), further projectors read the patches after earlier layers of the image network
+ * (taps). Each adds a vector to every row of the tile. The decoder adds them to the image rows after its first layers
+ * (mp_rows.vector).
  *
  * The caller prepares the images (mp_text_images of capability.h). An image is one tile or several, each of which
  * passes through the network alone. A run of placeholders takes the rows of its image's tiles, in order or as listed in
@@ -22,19 +27,29 @@
 #include "models/decoder/images.h"
 #include "models/image/vit.h"
 
-enum { MP_VISION_MAX_PATCHES = 16384 }; /* in one tile */
+enum { MP_VISION_MAX_PATCHES = 16384 /* in one tile */, MP_VISION_MAX_TAPS = 8 };
+
+typedef struct mp_projector {
+    int32_t layers;          /* it reads the patches after this number of layers of the image network */
+    mp_norm norm;            /* taps: norms merge * merge patches, side by side, as one row; means: norms the mean */
+    mp_linear first, second; /* second: without parts if the projector has only one layer */
+} mp_projector;
 
 struct mp_vision { /* the image part of a decoder; immutable once loaded */
     mp_vit image_encoder;  /* without a head; with its final norm only if the model uses that norm */
     int32_t merge;         /* merge * merge patches become one row */
     bool keep_class;       /* the class token becomes a row, too */
+    bool averaged;         /* the projector of the last layer reads the mean of the patches, not all of them */
     mp_act act;
-    mp_linear first, second; /* second: without parts if the projector has only one layer */
-    float *newline;          /* [width] or NULL */
+    mp_projector projectors[MP_VISION_MAX_TAPS + 1]; /* those of the taps, by layer, then that of the last layer */
+    int taps;
+    float *newline;          /* [width] or NULL; not with taps */
     int32_t width;           /* width of the decoder */
     int32_t image_token;     /* id of placeholders; -1: any token within a run is a placeholder */
 };
 
+/* Components of a tile's row: the vector of the last layer, then those of the taps. */
+static inline int64_t mp_vision_row(const mp_vision *vision) { return (int64_t)vision->width * (1 + vision->taps); }
 /* Returns the number of rows of a tile of height x width pixels, or 0 if the network does not accept that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
 /* ---- the store of an engine (vision/store.c); decoder/images.h has its functions --------------------------------- */
@@ -46,7 +61,7 @@ typedef struct mp_image_key { /* pixels of an image or tile, as one scope sees t
 
 typedef struct mp_tile {
     mp_image_key key;
-    float *rows; /* [count, width] */
+    float *rows; /* [count, mp_vision_row] */
     size_t bytes;
     int32_t count;
     int users;            /* requests that hold the tile */
@@ -59,8 +74,9 @@ typedef struct mp_tile_job { /* a tile being computed */
     uint8_t *state;           /* state of the network between steps */
     mp_vit_cursor at;         /* progress within the network */
     uint64_t ops;             /* operations done so far */
-    mp_tile *tile;            /* receives the rows; `projected` of them are complete */
-    int32_t projected;
+    mp_tile *tile;            /* receives the rows */
+    int projector;            /* the vectors of all projectors before this one are complete, */
+    int32_t projected;        /* and the vectors of this one in the first `projected` rows */
     const mp_sequence_group *holder; /* the group that last computed this tile; NULL: released, any group may continue
                                       * the tile */
     struct mp_tile_job *next;

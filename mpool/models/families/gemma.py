@@ -32,7 +32,7 @@ FULL_PERIODS = {"gemma2": 2, "gemma3": 6}
 LARGEST = {"gemma2": 46, "gemma3": 62}
 _ACT = "hidden_activation"
 #: Defaults of transformers' Gemma3TextConfig; the ``text_config`` of a Gemma 3 vision model omits such values.
-_TEXT_DEFAULTS: dict[str, Any] = {
+TEXT_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
     "sliding_window": 4096}
@@ -56,7 +56,7 @@ def _common(kv: dict[str, Value], a: str) -> None:
 def _read(config: Fields, row: Architecture) -> Config:
     is_gemma3 = row.name == "gemma3"
     if config.get("model_type") == "gemma3":
-        config = text_config(config, _TEXT_DEFAULTS)
+        config = text_config(config, TEXT_DEFAULTS)
     period = config.int("sliding_window_pattern",
                         config.int("_sliding_window_pattern", FULL_PERIODS[row.name], low=1), low=1)
     kv, used = read_common(config, row, act=_ACT, period=period, theta=1e6 if is_gemma3 else 1e4)

@@ -30,15 +30,10 @@ _WITH_EXPERTS = (
     Tensor("", "blk.{}.ffn_gate_exps.weight", "XND", "in sparse"),
     Tensor("", "blk.{}.ffn_up_exps.weight", "XND", "in sparse"),
 )
-_MOE = (*decoder(without=("ffn_gate", "ffn_up", "ffn_down")), *_WITH_EXPERTS)
+_NETWORK = ("ffn_gate", "ffn_up", "ffn_down")
+_MOE = (*decoder(without=_NETWORK), *_WITH_EXPERTS)
 _HYBRID = (
-    *(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf and ".attn_" not in tensor.gguf),
-    *layer(f"{_BLOCK}.input_layernorm", "attn_norm", "D"),
-    *layer(f"{_BLOCK}.post_attention_layernorm", "ffn_norm", "D"),
-    *(tensor for name, gguf, shape, bias in (("q", "attn_q", "QD", "Q"), ("k", "attn_k", "KD", "K"),
-                                             ("v", "attn_v", "UD", "U"), ("o", "attn_output", "DO", "D"))
-      for tensor in layer(f"{_BLOCK}.self_attn.{name}_proj", gguf, shape, bias=bias, when="in attention",
-                          biased="if attention_bias in attention")),
+    *decoder(attends="in attention", without=_NETWORK),
     *mamba_tensors(f"{_BLOCK}.mamba", "in mamba"),
     *(tensor for name, gguf, shape in (("input_linear[0]", "ffn_gate", "FD"), ("input_linear[1]", "ffn_up", "FD"),
                                        ("output_linear", "ffn_down", "DF"))

@@ -13,7 +13,7 @@ from typing import Any, cast
 from ..fields import Fields
 from ..spec import Value
 from .experts import complete_routing, read_routing
-from .llama import decoder, decoder_row, finish, read_common
+from .llama import attention_tensors, decoder, decoder_row, finish, read_common
 from .reading import MAX_LAYERS, MAX_WIDTH, mixed_layers, require_values
 from .rows import Architecture, Config, Tensor, layer
 
@@ -24,10 +24,7 @@ _SHARED = (
     Tensor("embedding_norm.weight", "output_norm.weight", "D", stored="token_embd_norm.weight|output_norm.weight"),
     *layer("layers.{}.operator_norm", "attn_norm", "D"),
     *layer("layers.{}.ffn_norm", "ffn_norm", "D"),
-    *layer(f"{_ATTENTION}.q_proj", "attn_q", "QD", when="in attention"),
-    *layer(f"{_ATTENTION}.k_proj", "attn_k", "KD", when="in attention"),
-    *layer(f"{_ATTENTION}.v_proj", "attn_v", "UD", when="in attention"),
-    *layer(f"{_ATTENTION}.out_proj|{_ATTENTION}.o_proj", "attn_output", "DO", when="in attention"),
+    *attention_tensors(_ATTENTION, "in attention", out=f"out_proj|{_ATTENTION}.o_proj"),
     *layer(f"{_ATTENTION}.q_layernorm|{_ATTENTION}.q_norm", "attn_q_norm", "E", when="in attention"),
     *layer(f"{_ATTENTION}.k_layernorm|{_ATTENTION}.k_norm", "attn_k_norm", "E", when="in attention"),
     *layer(f"{_CONV}.in_proj", "shortconv.in_proj", "BD", bias="B", when="in conv", biased="if conv_bias in conv"),

@@ -17,8 +17,8 @@ log = logger("mpool.models")
 
 
 def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool = False, shared: str = "",
-            biases: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias"),
-            without: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+            biases: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias"), attends: str = "",
+            query: str = "Q", without: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
     """Return the tensors of a decoder like Llama.
 
     Args:
@@ -29,13 +29,15 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool =
         shared: name of the shared expert in the MLP of layers with experts; empty: there is none.
         biases: keys of config.json that select the biases of the query, key and value projections, of the output
             projection, and of the MLP; empty: there are none.
+        attends: condition of the layers with attention; empty: all layers have it.
+        query: letter of the outputs of the query projection.
         without: GGUF names of tensors to leave out, without the number of the layer and ``.weight`` or ``.bias``.
     """
     block = "layers.{}"
     qkv, other, mlp = (f"if {key}" if key else None for key in biases)
     qkv = "" if qkv_bias else qkv
-    norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E"),
-             *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E"))
+    norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E", when=attends),
+             *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E", when=attends))
     where = "in dense" if experts else ""
     dense = tuple(row for name, gguf, shape in (("gate", "ffn_gate", "FD"), ("up", "ffn_up", "FD"),
                                                 ("down", "ffn_down", "DF"))
@@ -47,17 +49,32 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool =
         Tensor("lm_head.weight", "output.weight", "VD", "tied"),
         Tensor("", "rope_freqs.weight", "R", "gguf"),
         *layer(f"{block}.input_layernorm", "attn_norm", "D"),
-        *layer(f"{block}.self_attn.q_proj", "attn_q", "QD", bias=None if qkv is None else "Q", biased=qkv or ""),
-        *layer(f"{block}.self_attn.k_proj", "attn_k", "KD", bias=None if qkv is None else "K", biased=qkv or ""),
-        *layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias=None if qkv is None else "U", biased=qkv or ""),
-        *layer(f"{block}.self_attn.o_proj", "attn_output", "DO", bias=None if other is None or qkv_bias else "D",
-               biased=other or ""),
+        *attention_tensors(f"{block}.self_attn", attends, query=query, qkv=qkv, other=None if qkv_bias else other),
         *layer(f"{block}.post_attention_layernorm", "ffn_norm", "D"),
         *dense,
         *(expert_tensors(f"{block}.mlp", shared=shared) if experts else ()),
         *(norms if head_norms else ()),
     )
     return tuple(row for row in all_rows if row.gguf.removeprefix("blk.{}.").rpartition(".")[0] not in without)
+
+
+def attention_tensors(block: str, when: str = "", *, query: str = "Q", out: str = "o_proj", qkv: str | None = None,
+                      other: str | None = None) -> tuple[Tensor, ...]:
+    """Return the tensors of the projections of attention.
+
+    Args:
+        block: name of the attention in transformers.
+        when: condition of the layers with attention; empty: all layers have it.
+        query: letter of the outputs of the query projection.
+        out: name of the output projection in that attention.
+        qkv: condition of the biases of queries, keys and values; None: there are none.
+        other: likewise of the output projection.
+    """
+    return tuple(row for name, gguf, rows, columns, bias in (
+        ("q_proj", "attn_q", query, "D", qkv), ("k_proj", "attn_k", "K", "D", qkv), ("v_proj", "attn_v", "U", "D", qkv),
+        (out, "attn_output", "D", "O", other))
+        for row in layer(f"{block}.{name}", gguf, rows + columns, bias=None if bias is None else rows, when=when,
+                         biased=f"{bias or ''} {when}".strip()))
 
 
 def expert_tensors(block: str, router: str = "gate", shared: str = "",
@@ -420,9 +437,10 @@ ROWS = (
     decoder_row("llama", _CLASSES, decoder(), model_types=("llama",), biases=BIASES),
     # GGUF files of Mistral have the architecture llama
     decoder_row("llama", _CLASSES, decoder(), model_types=("mistral",), gguf=(), defaults={"num_key_value_heads": 8}),
-    # the decoders of Qwen2-VL and Qwen2.5-VL are Qwen2's, with three positions per image token
+    # the decoders of Qwen2-VL and Qwen2.5-VL are Qwen2's, that of Qwen3-VL is Qwen3's, with three positions per token
+    # of an image
     decoder_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28, gguf=("qwen2", "qwen2vl"),
                 defaults={"num_key_value_heads": 32}),
     decoder_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28, biases=ATTENTION_BIAS,
-                defaults={"num_key_value_heads": 32, "head_dim": 128}),
+                gguf=("qwen3", "qwen3vl"), defaults={"num_key_value_heads": 32, "head_dim": 128}),
 )

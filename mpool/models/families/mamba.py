@@ -124,7 +124,8 @@ def complete_mamba(table: Fields, name: str) -> None:
 
 
 def kv_heads(table: Fields, name: str, kv: dict[str, Value], a: str) -> list[int]:
-    """Return the number of KV heads of each layer of a GGUF file: 0 in layers without attention."""
+    """Return the number of KV heads of each layer of a GGUF file: 0 in layers without attention. If the file states one
+    number for all layers, return 1 for each."""
     value = table.get(f"{name}.attention.head_count_kv")
     counts = table.list(f"{name}.attention.head_count_kv", of=int, limit=MAX_LAYERS) if isinstance(value, list) else []
     layers: Any = kv[f"{a}.block_count"]

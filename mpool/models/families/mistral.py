@@ -9,7 +9,7 @@ from ..fields import Fields, describe
 from ..spec import Value
 from .llama import EXPERTS, IGNORED, decoder, decoder_row, expert_tensors, read_decoder, text_config
 from .reading import MAX_CONTEXT
-from .rows import Architecture, Config, Tensor
+from .rows import Architecture, Config, Tensor, layer
 
 _COMMON: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
 #: Defaults of transformers' Ministral3Config and MistralConfig, by ``model_type``; the ``text_config`` of a vision
@@ -45,9 +45,16 @@ def _complete_ministral(table: Fields, name: str, kv: dict[str, Value]) -> None:
                                                                high=MAX_CONTEXT)
 
 
+_DENSE = decoder(without=("ffn_gate", "ffn_up", "ffn_down"))
 ROWS = (
+    # GGUF files of before April 2024 have one tensor per expert
+    decoder_row("llama", (), (
+        *_DENSE, *layer("", "ffn_gate_inp", "XD", when="in sparse"),
+        *(Tensor("", f"blk.{{}}.ffn_{part}.{{x}}.weight", shape, "in sparse")
+          for part, shape in (("gate", "ND"), ("up", "ND"), ("down", "DN")))),
+                model_types=(), gguf=("llama",), marker=("", ".ffn_gate.0.weight"), handled=EXPERTS),
     decoder_row("llama", ("MixtralForCausalLM",), (
-        *decoder(without=("ffn_gate", "ffn_up", "ffn_down")),
+        *_DENSE,
         *expert_tensors("layers.{}.block_sparse_moe", parts=("w1", "w3", "w2"))),
                 model_types=("mixtral",), gguf=("llama",), marker=("", ".ffn_gate_inp.weight"), handled=EXPERTS,
                 defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_experts": 8,

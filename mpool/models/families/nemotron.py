@@ -11,7 +11,7 @@ from typing import Any
 from ..fields import Fields
 from ..spec import Value
 from .experts import complete_routing, read_experts, read_routing
-from .llama import decoder_row, finish, read_common
+from .llama import attention_tensors, decoder_row, finish, read_common
 from .mamba import ATTENTION, MAMBA, Names, complete_mamba, kv_heads, mamba_sizes, mamba_tensors, mix, read_mamba
 from .reading import MAX_LAYERS, MAX_WIDTH, require_values
 from .rows import Architecture, Config, Tensor, layer
@@ -22,9 +22,7 @@ _TENSORS = (
     Tensor("norm_f.weight", "output_norm.weight", "D"),
     Tensor("lm_head.weight", "output.weight", "VD", "tied"),
     *layer("layers.{}.norm", "attn_norm", "D"),
-    *(tensor for name, gguf, shape in (("q", "attn_q", "QD"), ("k", "attn_k", "KD"), ("v", "attn_v", "UD"),
-                                       ("o", "attn_output", "DO"))
-      for tensor in layer(f"{_MIXER}.{name}_proj", gguf, shape, when="in attention")),
+    *attention_tensors(_MIXER, "in attention"),
     *mamba_tensors(_MIXER, "in mamba"),
     *(tensor for name, shape in (("up", "FD"), ("down", "DF"))
       for tensor in layer(f"{_MIXER}.{name}_proj", f"ffn_{name}", shape, bias=shape[0], when="in mlp",

@@ -1,8 +1,9 @@
 """Qwen3-Next, Qwen3.5, 3.6 and 3.8: gated delta nets in most layers (arXiv:2412.06464), gated attention in the others.
 
 Queries have a gate after each head. Norms multiply by 1 + weight, except those of the delta nets. Some models have
-experts with a shared expert in each layer. Vision models load their language model: its positions are those of texts,
-so the three positions of M-RoPE are equal.
+experts with a shared expert in each layer. Folders of vision models that have no image processor, or quantised weights,
+load their language model: its positions are those of texts, so the three positions of M-RoPE are equal.
+:mod:`mpool.models.formats.vision_folder` reads the others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .rows import Architecture, Config, Tensor, layer
 
 log = logger("mpool.models")
 
-_ATTENTION, _DELTA, _MLP = "layers.{}.self_attn", "layers.{}.linear_attn", "layers.{}.mlp"
+_DELTA, _MLP = "layers.{}.linear_attn", "layers.{}.mlp"
 #: Models whose configuration has the one of their language model in ``text_config``.
 _VISION = ("qwen3_5", "qwen3_5_moe")
 #: Keys of config.json -> GGUF keys, and their defaults in transformers.
@@ -37,22 +38,11 @@ def _tensors(*inputs: Tensor, experts: bool, joined: bool = False) -> tuple[Tens
         experts: True if the layers have experts.
         joined: True if the gate and up projections of all experts of a layer are one tensor.
     """
-    own = ("self_attn", "post_attention_layernorm", *(("experts.{x}.",) if joined else ()))
-    usual = (tensor for tensor in decoder(experts=experts, shared="shared_expert")
-             if not any(name in tensor.hf for name in own) and not (joined and "_exps." in tensor.gguf))
+    usual = decoder(experts=experts, shared="shared_expert", head_norms=True, attends="in attention", query="q",
+                    without=("ffn_norm",))
     return (
-        *usual,
+        *(tensor for tensor in usual if not (joined and (".experts." in tensor.hf or "_exps." in tensor.gguf))),
         *layer("layers.{}.post_attention_layernorm", "ffn_norm", "D", stored="post_attention_norm"),
-        *layer(f"{_ATTENTION}.q_proj", "attn_q", "qD", bias="q", when="in attention",
-               biased="if attention_bias in attention"),
-        *layer(f"{_ATTENTION}.k_proj", "attn_k", "KD", bias="K", when="in attention",
-               biased="if attention_bias in attention"),
-        *layer(f"{_ATTENTION}.v_proj", "attn_v", "UD", bias="U", when="in attention",
-               biased="if attention_bias in attention"),
-        *layer(f"{_ATTENTION}.o_proj", "attn_output", "DO", bias="D", when="in attention",
-               biased="if attention_bias in attention"),
-        *layer(f"{_ATTENTION}.q_norm", "attn_q_norm", "E", when="in attention"),
-        *layer(f"{_ATTENTION}.k_norm", "attn_k_norm", "E", when="in attention"),
         *inputs,
         *layer(f"{_DELTA}.conv1d", "ssm_conv1d", "C1L", when="folder in delta"),
         Tensor("", "blk.{}.ssm_conv1d.weight", "CL", "in delta"),

@@ -20,8 +20,8 @@ class Tensor:
     group and the layer's number within it.
     ``|`` separates the alternative names that files of different origin use. A name that begins with ``/`` is used
     without the prefix of the family. ``name[i]`` is slice i of the fused tensor ``name``, which is a concatenation of
-    slices along its first dimension, or along the first two dimensions. Every slice needs a
-    row. A slice whose row has no GGUF name is not loaded.
+    slices along its first dimension; if that dimension is the expert, along the second one. Every slice needs a row. A
+    slice whose row has no GGUF name is not loaded.
 
     Attributes:
         hf: name in a transformers folder; empty if folders do not have the tensor.

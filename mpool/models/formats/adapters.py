@@ -95,6 +95,7 @@ def read_adapter(path: str | os.PathLike[str], base: ModelDescription) -> Adapte
         Unsupported: the adapter is of another kind, or updates a module that adapters of mpool cannot update.
     """
     place = os.path.abspath(os.fspath(path))
+    base = base.language_model
     rows = _rows_of(base)
     if not rows:
         raise Unsupported(f"mpool does not support adapters of {base.spec.architecture} models ({base.capability})")
@@ -173,6 +174,7 @@ def updates_of(paths: Sequence[str], found: Mapping[str, dict[str, TensorEntry]]
 def supported_modules(base: ModelDescription) -> tuple[str, ...]:
     """Return the last parts of the names of the modules that adapters of PEFT can update; empty: the model cannot have
     adapters."""
+    base = base.language_model
     rows = _rows_of(base)
     return tuple(_last_parts(_modules(rows, base, False))) if rows else ()
 
@@ -483,9 +485,13 @@ class _Pattern:
         return None
 
 
+#: Prefixes of the names of a decoder's modules in vision models.
+_IN_VISION_MODELS = ("model.language_model.", "language_model.model.", "model.text_model.")
+
+
 def _without_prefix(module: str, rows: Sequence[Architecture], modules: Mapping[str, object]) -> str:
     """Return the name of a module without the prefix of the family."""
-    for prefix in (prefix for row in rows for prefix in row.prefixes):
+    for prefix in (*(prefix for row in rows for prefix in row.prefixes), *_IN_VISION_MODELS):
         if prefix and module.removeprefix(prefix) in modules:
             return module.removeprefix(prefix)
     return module

@@ -84,7 +84,7 @@ def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
     config = encoder.fields(CONFIG_NAME)
     if config.get("model_type") in image_folder.MODEL_TYPES:
         return image_folder.describe_images(folder, config, key=key, ref=ref)
-    if config.get("model_type") in vision_folder.MODEL_TYPES:
+    if vision_folder.sees(folder, config):
         return vision_folder.describe_vision(folder, config, key=key, ref=ref)
     scheme = hf_quantised.read_scheme(config)
     plain = config if scheme is None else Fields(

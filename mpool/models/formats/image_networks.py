@@ -9,7 +9,8 @@ matrix, and stacked projections as several tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import isqrt, prod
+from typing import Any, cast
 
 from ...errors import FormatError
 from ..families.reading import MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, activation, check_neutral, unsupported
@@ -86,10 +87,11 @@ class NetworkSpec:
         if bias:
             self.add(f"{source}.bias", f"{name}.bias", outputs)
 
-    def norm(self, source: str, name: str) -> None:
-        """Add the weight and the bias of a layer norm."""
+    def norm(self, source: str, name: str, bias: bool = True) -> None:
+        """Add the weight and the bias of a layer norm, or the weight of an RMS norm."""
         self.add(f"{source}.weight", f"{name}.weight", self.hidden_size)
-        self.add(f"{source}.bias", f"{name}.bias", self.hidden_size)
+        if bias:
+            self.add(f"{source}.bias", f"{name}.bias", self.hidden_size)
 
     def stacked(self, source: str, names: tuple[str, ...], outputs: int, inputs: int | None) -> None:
         """Add matrices stored as one tensor, stacked along the first axis; biases if ``inputs`` is None."""
@@ -358,62 +360,147 @@ def read_vision_encoder(vision: Fields, arch: str, layers: int, norm: bool,
     return network
 
 
-def read_qwen(vision: Fields) -> tuple[NetworkSpec, int]:
-    """Read the image encoder of Qwen2.5-VL: rotary embeddings over row and column, window attention in most layers,
-    images of any size.
+#: Image encoders of Qwen's vision models -> their keys in ``config.json`` that have other names in others, and the
+#: defaults of transformers.
+_QWEN: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"width": ("embed_dim", 1280), "output": ("hidden_size", 3584), "depth": 32, "patch_size": 14,
+                 "hidden_act": "quick_gelu"},
+    "qwen2_5_vl": {"width": ("hidden_size", 3584), "output": ("out_hidden_size", 3584), "depth": 32, "patch_size": 14,
+                   "hidden_act": "silu", "intermediate_size": 3420},
+    "qwen3_vl": {"width": ("hidden_size", 1152), "output": ("out_hidden_size", 3584), "depth": 27, "patch_size": 16,
+                 "hidden_act": "gelu_pytorch_tanh", "intermediate_size": 4304},
+}
+#: Names of a layer's tensors in the folder -> in the core, after the queries, keys and values.
+_QWEN_LAYERS = {
+    "qwen2_vl": {"mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"},
+    "qwen2_5_vl": {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"},
+    "qwen3_vl": {"mlp.linear_fc1": "ffn_up", "mlp.linear_fc2": "ffn_down"},
+}
 
-    Returns:
-        The network, and the side of the squares of patches that are merged into one row, in patches.
+
+@dataclass(frozen=True)
+class QwenEncoder:
+    """The image encoder of one of Qwen's vision models.
+
+    Attributes:
+        network: the network.
+        merge: side of the squares of patches that are merged into one row, in patches.
+        output: width of the rows of the projector, which must be the decoder's.
+        output_key: key of this width.
+        taps: layers whose outputs further projectors read (DeepStack), in ascending order.
     """
-    arch = "qwen2_5_vl"
-    hidden = vision.int("hidden_size", 3584, low=1, high=MAX_WIDTH)
+
+    network: NetworkSpec
+    merge: int
+    output: int
+    output_key: str
+    taps: tuple[int, ...] = ()
+
+
+def _qwen_sizes(vision: Fields, arch: str) -> tuple[dict[str, Value], set[str]]:
+    """Read the keys that all image encoders of Qwen have; return the hyper-parameters and the keys read."""
+    usual = _QWEN[arch]
+    width, default = usual["width"]
+    hidden = vision.int(width, default, low=1, high=MAX_WIDTH)
     heads = vision.int("num_heads", 16, low=1, high=MAX_WIDTH)
-    layers = vision.int("depth", 32, low=1, high=MAX_LAYERS)
-    ffn = vision.int("intermediate_size", 3420, low=1, high=MAX_WIDTH)
-    patch, merge = _square_side(vision, "patch_size", 14), vision.int("spatial_merge_size", 2, low=1, high=16)
-    frames = vision.int("temporal_patch_size", 2, low=1, high=16)
-    window = vision.int("window_size", 112, low=1, high=1 << 14) // merge // patch
+    patch, merge = _square_side(vision, "patch_size", usual["patch_size"]), vision.int("spatial_merge_size", 2, low=1,
+                                                                                       high=16)
     if hidden % heads:
-        vision.fail("num_heads", heads, f"a divisor of hidden_size, {hidden}")
-    if window < 1:
-        vision.fail("window_size", vision.get("window_size"), f"at least {merge * patch}, the side of a merged patch")
+        vision.fail("num_heads", heads, f"a divisor of {width}, {hidden}")
     if vision.int("in_channels", vision.int("in_chans", 3)) != 3:
         unsupported(vision, "in_channels", 3)
-    full = set(vision.list("fullatt_block_indexes", [7, 15, 23, 31], of=int, limit=MAX_LAYERS))
     rope = vision.section("rope_parameters", None)
     base = 10000.0
     if rope is not None:
         rope.only({"rope_theta", "rope_type"})
         rope.str("rope_type", "axial", choices=("axial",))
         base = rope.number("rope_theta", base, above=0.0)
-    check_neutral(vision, {"hidden_size", "num_heads", "depth", "intermediate_size", "patch_size", "spatial_merge_size",
-                           "temporal_patch_size", "window_size", "in_channels", "in_chans", "fullatt_block_indexes",
-                           "rope_parameters", "out_hidden_size", "hidden_act", "tokens_per_second",
-                           "spatial_patch_size"})
-    network = NetworkSpec(arch, {
-        f"{arch}.vision.block_count": layers, f"{arch}.vision.embedding_length": hidden,
-        f"{arch}.vision.attention.head_count": heads, f"{arch}.vision.feed_forward_length": ffn,
-        f"{arch}.vision.attention.layer_norm_epsilon": 1e-6, f"{arch}.vision.patch_size": patch,
-        f"{arch}.vision.image_size": 16 * merge * patch, "mpool.image.gated": True,
-        "mpool.image.activation": activation(vision, "hidden_act", "silu", _ACTIVATIONS),
-        "mpool.image.frames": frames, "mpool.image.window": window, "mpool.image.rope_base": base,
-        "mpool.image.window_layers": [int(i not in full) for i in range(layers)],
-    }, hidden_size=hidden, output_size=hidden, patch_size=patch, image_size=16 * merge * patch, any_size=True)
+    ffn = int(hidden * vision.number("mlp_ratio", 4, above=0.0, most=1024.0)) if arch == "qwen2_vl" else \
+        vision.int("intermediate_size", usual["intermediate_size"], low=1, high=MAX_WIDTH)
+    return {
+        f"{arch}.vision.block_count": vision.int("depth", usual["depth"], low=1, high=MAX_LAYERS),
+        f"{arch}.vision.embedding_length": hidden, f"{arch}.vision.attention.head_count": heads,
+        f"{arch}.vision.feed_forward_length": ffn, f"{arch}.vision.attention.layer_norm_epsilon": 1e-6,
+        f"{arch}.vision.patch_size": patch, f"{arch}.vision.image_size": 16 * merge * patch,
+        "mpool.image.activation": activation(vision, "hidden_act", usual["hidden_act"], _ACTIVATIONS),
+        "mpool.image.frames": vision.int("temporal_patch_size", 2, low=1, high=16), "mpool.image.rope_base": base,
+        "mpool.vision.merge": merge,
+    }, {width, usual["output"][0], "num_heads", "patch_size", "spatial_merge_size", "in_channels", "in_chans",
+        "rope_parameters", "depth", "hidden_act", "temporal_patch_size", "spatial_patch_size",
+        "mlp_ratio" if arch == "qwen2_vl" else "intermediate_size"}
+
+
+def _qwen_windows(vision: Fields, kv: dict[str, Value], patch: int, merge: int, layers: int) -> set[str]:
+    """Read the windows of Qwen2.5-VL, which most layers have; return the keys read."""
+    window = vision.int("window_size", 112, low=1, high=1 << 14) // merge // patch
+    if window < 1:
+        vision.fail("window_size", vision.get("window_size"), f"at least {merge * patch}, the side of a merged patch")
+    full = set(vision.list("fullatt_block_indexes", [7, 15, 23, 31], of=int, limit=MAX_LAYERS))
+    kv |= {"mpool.image.gated": True, "mpool.image.window": window,
+           "mpool.image.window_layers": [int(i not in full) for i in range(layers)]}
+    return {"window_size", "fullatt_block_indexes", "tokens_per_second"}
+
+
+def _qwen_positions(vision: Fields, kv: dict[str, Value], patch: int, layers: int,
+                    usual: tuple[int, ...] | None) -> tuple[tuple[int, ...], set[str]]:
+    """Read the table of positions and the taps of Qwen3-VL; return the layers of the taps and the keys read."""
+    count = vision.int("num_position_embeddings", 2304, low=1, high=1 << 16)
+    side = isqrt(count)
+    if side * side != count:
+        vision.fail("num_position_embeddings", count, "a square number")
+    kv["qwen3_vl.vision.image_size"] = side * patch
+    taps = vision.list("deepstack_visual_indexes", list(usual or ()), of=int, limit=8)
+    if sorted(set(taps)) != taps or (taps and not 0 <= taps[0] <= taps[-1] < layers):
+        vision.fail("deepstack_visual_indexes", describe(taps), f"ascending numbers of layers from 0 to {layers - 1}")
+    if taps and usual is None:
+        unsupported(vision, "deepstack_visual_indexes", "an empty list for this model")
+    kv["mpool.vision.tap_layers"] = [int(i in taps) for i in range(layers)]
+    return tuple(taps), {"num_position_embeddings", "deepstack_visual_indexes"}
+
+
+def read_qwen(vision: Fields, arch: str, deep: tuple[int, ...] | None = None) -> QwenEncoder:
+    """Read the image encoder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5: rotary embeddings over row and column,
+    images of any size. Most layers of Qwen2.5-VL have windows; Qwen3-VL also has a table of positions, and taps.
+
+    Args:
+        vision: section ``vision_config`` of ``config.json``.
+        arch: ``"qwen2_vl"``, ``"qwen2_5_vl"`` or ``"qwen3_vl"``.
+        deep: for Qwen3-VL: layers with taps if the configuration does not list them; None: the model has none.
+    """
+    kv, known = _qwen_sizes(vision, arch)
+    hidden, ffn, layers, patch, frames, merge = (cast(int, kv[key]) for key in (
+        f"{arch}.vision.embedding_length", f"{arch}.vision.feed_forward_length", f"{arch}.vision.block_count",
+        f"{arch}.vision.patch_size", "mpool.image.frames", "mpool.vision.merge"))
+    taps: tuple[int, ...] = ()
+    if arch == "qwen2_5_vl":
+        known |= _qwen_windows(vision, kv, patch, merge, layers)
+    if arch == "qwen3_vl":
+        taps, more = _qwen_positions(vision, kv, patch, layers, deep)
+        known |= more
+    check_neutral(vision, known)
+    image = cast(int, kv[f"{arch}.vision.image_size"])
+    network = NetworkSpec(arch, kv, hidden_size=hidden, output_size=hidden, patch_size=patch, image_size=image,
+                          any_size=True)
     stored = (hidden, 3, frames, patch, patch)
     network.reshaped("patch_embed.proj.weight", "v.patch_embd.weight", stored, (hidden, prod(stored[1:])))
-    network.add("merger.ln_q.weight", "v.post_ln.weight", hidden)
+    if arch == "qwen3_vl":
+        network.add("patch_embed.proj.bias", "v.patch_embd.bias", hidden)
+        network.add("pos_embed.weight", "v.position_embd.weight", (image // patch) ** 2, hidden)
+    bias = arch != "qwen2_5_vl"
+    network.norm("merger.norm" if arch == "qwen3_vl" else "merger.ln_q", "v.post_ln", bias)
     for i in range(layers):
         source, target = f"blocks.{i}", f"v.blk.{i}"
         names = tuple(f"{target}.attn_{name}" for name in "qkv")
         network.stacked(f"{source}.attn.qkv.weight", tuple(f"{name}.weight" for name in names), hidden, hidden)
         network.stacked(f"{source}.attn.qkv.bias", tuple(f"{name}.bias" for name in names), hidden, None)
         network.linear(f"{source}.attn.proj", f"{target}.attn_out", hidden, hidden)
-        network.add(f"{source}.norm1.weight", f"{target}.ln1.weight", hidden)
-        network.add(f"{source}.norm2.weight", f"{target}.ln2.weight", hidden)
-        network.linear(f"{source}.mlp.gate_proj", f"{target}.ffn_gate", ffn, hidden)
-        network.linear(f"{source}.mlp.up_proj", f"{target}.ffn_up", ffn, hidden)
-        network.linear(f"{source}.mlp.down_proj", f"{target}.ffn_down", hidden, ffn)
-    return network, merge
+        network.norm(f"{source}.norm1", f"{target}.ln1", bias)
+        network.norm(f"{source}.norm2", f"{target}.ln2", bias)
+        for name, short in _QWEN_LAYERS[arch].items():
+            outputs, inputs = (hidden, ffn) if short == "ffn_down" else (ffn, hidden)
+            network.linear(f"{source}.{name}", f"{target}.{short}", outputs, inputs)
+    key, default = _QWEN[arch]["output"]
+    return QwenEncoder(network, merge, vision.int(key, default, low=1, high=MAX_WIDTH), key, taps)
 
 
 # ---- text encoders of CLIP and SigLIP --------------------------------------------------------------------------------

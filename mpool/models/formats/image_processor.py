@@ -40,8 +40,13 @@ _CLASSES["LlavaImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "pads": Tru
 #: Produces tiles in addition to the whole image. Its ``do_pad`` pads batches, which does not change an image.
 _CLASSES["LlavaNextImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "grid": [
     [336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
+_CLASSES["Gemma3ImageProcessor"] = {**_CLASSES["SiglipImageProcessor"], "resample": 2}
 _CLASSES["CLIPFeatureExtractor"] = _CLASSES["CLIPImageProcessor"]
 _CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
+
+#: Settings of the crops of Gemma 3 -> their defaults.
+_PAN: dict[str, Any] = {"do_pan_and_scan": False, "pan_and_scan_min_crop_size": 256, "pan_and_scan_max_num_crops": 4,
+                        "pan_and_scan_min_ratio_to_activate": 1.2}
 
 _READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
          "do_center_crop", "do_pad", "image_grid_pinpoints", "do_rescale", "rescale_factor",
@@ -225,7 +230,7 @@ def read_tiling(folder: Folder) -> TilingProcessor:
 
 @dataclass(frozen=True)
 class DynamicSizeProcessor:
-    """The image processor of Qwen2-VL and Qwen2.5-VL, which keeps the proportions of an image.
+    """The image processor of Qwen's vision models, which keeps the proportions of an image.
 
     Attributes:
         patch: side of a patch, in pixels.
@@ -246,7 +251,7 @@ class DynamicSizeProcessor:
 
 
 def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
-    """Read the image processor of a Qwen2-VL or Qwen2.5-VL folder.
+    """Read the image processor of a folder of one of Qwen's vision models.
 
     Raises:
         FormatError, Unsupported: on the conditions of :func:`read`.
@@ -270,6 +275,29 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
         _read_scaling(config, _CLIP_MEAN, _CLIP_STD))
 
 
+def read_pan(folder: Folder) -> tuple[Processor, tuple[int, int, float] | None]:
+    """Read the image processor of a Gemma 3 folder.
+
+    Returns:
+        The processor, and how it crops long images, as in :class:`~mpool.models.spec.VisionSettings`.
+
+    Raises:
+        FormatError, Unsupported: on the conditions of :func:`read`.
+    """
+    config = _config_of(folder, "Gemma3ImageProcessor")
+    found = {key: config.get(key) for key in _PAN}
+    plain = Fields({key: value for key, value in config.values.items() if key not in _PAN}, file=config.file,
+                   at=config.at)
+    processor = _processor(plain)
+    if not found["do_pan_and_scan"] or not config.bool("do_pan_and_scan"):
+        return processor, None
+    given = Fields({**config.values, **{key: value for key, value in _PAN.items() if found[key] is None}},
+                   file=config.file, at=config.at)
+    return processor, (given.int("pan_and_scan_min_crop_size", low=1, high=MAX_SIDE),
+                       given.int("pan_and_scan_max_num_crops", low=1, high=64),
+                       given.number("pan_and_scan_min_ratio_to_activate", above=0.0))
+
+
 def read(folder: Folder) -> Processor:
     """Read the image processor of a folder.
 
@@ -277,7 +305,10 @@ def read(folder: Folder) -> Processor:
         FormatError: the configuration is missing, its class or a key is unknown, or a value is malformed.
         Unsupported: the configuration selects an operation that mpool does not support.
     """
-    config = _config(folder)
+    return _processor(_config(folder))
+
+
+def _processor(config: Fields) -> Processor:
     name = config.str("image_processor_type", None) or config.str("feature_extractor_type", "CLIPImageProcessor")
     plain = _plain(name)
     if plain not in _CLASSES:

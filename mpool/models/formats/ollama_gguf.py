@@ -1,17 +1,20 @@
 """Translation of GGUF files from Ollama's own converter into the names of llama.cpp's converter.
 
 For some model families, Ollama's library has files with other key and tensor names than llama.cpp writes
-(https://github.com/ollama/ollama/blob/main/llama/compat/README.md lists them). If such a file also contains an image
-encoder, mpool reads the language model only, and the model accepts text only.
+(https://github.com/ollama/ollama/blob/main/llama/compat/README.md lists them). Such a file may also contain an image
+encoder. :func:`image_tables` translates those of Gemma 3 and Qwen; of other families, mpool reads the language model
+only, and the model accepts text only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import isqrt
 from typing import Any
 
 from ...records import logger
+from ..families.reading import MAX_LAYERS
 from ..spec import TensorEntry
 
 log = logger("mpool.models")
@@ -36,7 +39,8 @@ def translated(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
     """
     name = raw.get("general.architecture")
     convert = _CONVERTERS.get(name) if isinstance(name, str) else None
-    if convert is None or name == "gemma3" and not _is_ollama_gemma(raw, tensors):
+    if convert is None or name == "gemma3" and not _is_ollama_gemma(raw, tensors) \
+            or str(name).startswith("qwen3") and not _is_ollama_qwen(raw, tensors):
         return raw, tensors
     log.info("the GGUF file was written by Ollama's converter: architecture %s", name)
     return convert(dict(raw), tensors)
@@ -106,5 +110,115 @@ def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
     return kv, _without_image_tensors(tensors)
 
 
+def _is_ollama_qwen(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> bool:
+    """Return True if Ollama's converter wrote a file of Qwen3-VL or Qwen3.5, whose architectures llama.cpp uses too."""
+    return f"{raw.get('general.architecture')}.vision.block_count" in raw \
+        or any(entry.name.startswith((*_IMAGE_PREFIXES, "mtp.")) or entry.name.endswith(".ssm_dt") for entry in tensors)
+
+
+def _qwen3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the language model of a Qwen3-VL or Qwen3.5 file."""
+    name = kv["general.architecture"]
+    usual = [24, 20, 20] if name.startswith("qwen3vl") else [11, 11, 10]
+    kv.setdefault(f"{name}.rope.dimension_sections", kv.get(f"{name}.rope.mrope_section", usual))
+    heads = kv.get(f"{name}.attention.head_count_kv")
+    if isinstance(heads, list) and heads and all(type(count) is int for count in heads):
+        kv[f"{name}.attention.head_count_kv"] = max(heads)  # layers with delta nets have 0
+    experts = next((entry.shape for entry in tensors if entry.name == "blk.0.ffn_up_exps.weight"), ())
+    if len(experts) == 3:
+        kv.setdefault(f"{name}.expert_feed_forward_length", experts[1])
+    return kv, tuple(replace(entry, name=entry.name + ".bias") if entry.name.endswith(".ssm_dt") else entry
+                     for entry in _without_image_tensors(tensors) if not entry.name.startswith("mtp."))
+
+
 _CONVERTERS: dict[str, Callable[[dict[str, Any], tuple[TensorEntry, ...]], _Tables]] = {
-    "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3}
+    "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3, "qwen3vl": _qwen3, "qwen3vlmoe": _qwen3,
+    "qwen35": _qwen3, "qwen35moe": _qwen3}
+
+#: Parts of tensor names of Qwen's image encoders in Ollama's files -> in llama.cpp's projector files.
+_IMAGE_NAMES = {"v.patch_embd_0.": "v.patch_embd.", "v.patch_embd_1.weight": "v.patch_embd.weight.1",
+                "v.patch_embed.": "v.patch_embd.", "v.pos_embed.": "v.position_embd.", "v.merger.norm.": "v.post_ln.",
+                "v.merger.ln_q.": "v.post_ln.", "v.merger.linear_fc1.": "mm.0.", "v.merger.linear_fc2.": "mm.2.",
+                "v.merger.mlp.": "mm.", ".mlp.linear_fc1.": ".ffn_up.", ".mlp.linear_fc2.": ".ffn_down.",
+                ".norm1.": ".ln1.", ".norm2.": ".ln2."}
+#: Keys of image encoders in Ollama's files -> in llama.cpp's projector files.
+_IMAGE_KEYS = {name: name for name in (
+    "block_count", "embedding_length", "attention.head_count", "attention.layer_norm_epsilon", "patch_size",
+    "spatial_merge_size", "window_size", "image_mean", "image_std")} | {
+        "shortest_edge": "image_min_pixels", "longest_edge": "image_max_pixels"}
+#: Normalisation of the pixels in Qwen2.5-VL, which its files do not state.
+_CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+
+
+#: Parts of tensor names of Gemma 3's image encoder in Ollama's files -> in llama.cpp's projector files.
+_GEMMA_IMAGE_NAMES = {"v.patch_embedding.": "v.patch_embd.", "v.position_embedding.": "v.position_embd.",
+                      "v.post_layernorm.": "v.post_ln.", ".layer_norm1.": ".ln1.", ".layer_norm2.": ".ln2.",
+                      ".attn_output.": ".attn_out.", ".mlp.fc1.": ".ffn_up.", ".mlp.fc2.": ".ffn_down.",
+                      "mm.mm_": "mm."}
+
+
+def _gemma_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the image encoder of a Gemma 3 file."""
+    kv: dict[str, Any] = {f"clip.vision.{key}": raw[f"gemma3.vision.{key}"] for key in (
+        "block_count", "embedding_length", "feed_forward_length", "image_size", "patch_size", "attention.head_count",
+        "attention.layer_norm_epsilon") if f"gemma3.vision.{key}" in raw}
+    kv |= {"general.architecture": "clip", "clip.projector_type": "gemma3", "clip.use_gelu": True,
+           "clip.vision.image_mean": [0.5] * 3, "clip.vision.image_std": [0.5] * 3}
+    side, patch, rows = (kv.get("clip.vision.image_size"), kv.get("clip.vision.patch_size"),
+                         raw.get("gemma3.mm.tokens_per_image", 256))
+    if all(type(value) is int and value > 0 for value in (side, patch, rows)):
+        kv["clip.vision.projector.scale_factor"] = side // patch // isqrt(rows)
+    named = []
+    for entry in tensors:
+        name = entry.name
+        for old, new in _GEMMA_IMAGE_NAMES.items():
+            name = name.replace(old, new)
+        named.append(replace(entry, name=name))
+    return kv, tuple(named)
+
+
+def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables | None:
+    """Return the keys and tensors of the image encoder in a file of Ollama's converter, as llama.cpp's projector files
+    have them; None: the file has no encoder, or one of another family than Gemma 3 and Qwen."""
+    name = raw.get("general.architecture")
+    old = name == "qwen25vl"
+    found = tuple(entry for entry in tensors if entry.name.startswith(_IMAGE_PREFIXES))
+    if found and name == "gemma3":
+        return _gemma_images(raw, found)
+    if not found or not old and _CONVERTERS.get(str(name)) is not _qwen3:
+        return None
+    lists = ("fullatt_block_indexes", "deepstack_visual_indexes")
+    own = {key: raw[f"{name}.vision.{key}"] for key in (*_IMAGE_KEYS, *lists) if f"{name}.vision.{key}" in raw}
+    kv: dict[str, Any] = {f"clip.vision.{_IMAGE_KEYS[key]}": value for key, value in own.items() if key in _IMAGE_KEYS}
+    kv |= {"general.architecture": "clip", "clip.projector_type": "qwen2.5vl_merger" if old else "qwen3vl_merger",
+           "clip.use_silu" if old else "clip.use_gelu": True}
+    taps, full = _layers(own, "deepstack_visual_indexes"), _layers(own, "fullatt_block_indexes")
+    if old:
+        kv |= {f"clip.vision.{key}": value for key, value in _CLIP.items()}
+        kv["clip.vision.n_wa_pattern"] = full[0] + 1 if full else 0
+    elif isinstance(layers := own.get("block_count"), int):
+        kv["clip.vision.is_deepstack_layers"] = [i in taps for i in range(min(layers, MAX_LAYERS))]
+    named = [_image_tensor(entry, taps) for entry in found]
+    shapes = {entry.name: entry.shape for entry in named}
+    kv["clip.vision.feed_forward_length"] = shapes.get("v.blk.0.ffn_up.weight", (0,))[0]
+    if not old and isinstance(patch := own.get("patch_size"), int):
+        kv["clip.vision.image_size"] = isqrt(shapes.get("v.position_embd.weight", (0,))[0]) * patch
+    return kv, tuple(named)
+
+
+def _layers(own: Mapping[str, Any], key: str) -> list[int]:
+    """Return a list of layers, or an empty list if the value is something else."""
+    value = own.get(key)
+    return [i for i in value if type(i) is int] if isinstance(value, list) else []
+
+
+def _image_tensor(entry: TensorEntry, taps: list[int]) -> TensorEntry:
+    name, shape = entry.name, entry.shape
+    for old, new in _IMAGE_NAMES.items():
+        name = name.replace(old, new)
+    for number, layer in enumerate(taps):
+        if name.startswith(f"v.deepstack_merger.{number}."):
+            name = f"v.deepstack.{layer}.{name.split('.', 3)[3].replace('linear_', '')}"
+    if name == "v.patch_embd.weight" and len(shape) == 4 and shape[1] == 2:  # rows are outputs and channels
+        shape = (shape[0] // 3, 6 * shape[2] * shape[3])
+    return replace(entry, name=name, shape=shape)

@@ -12,11 +12,13 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, cast
 
 from ...errors import FormatError, Unsupported
 from .. import architectures
-from ..families.reading import MAX_WIDTH, activation, check_neutral
+from ..families.gemma import TEXT_DEFAULTS as GEMMA_TEXT
+from ..families.reading import MAX_WIDTH, activation, check_neutral, unsupported
 from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
@@ -48,8 +50,10 @@ _NAMES = (
     (re.compile(r"(?:model\.)?vision_model\.(.+)"), "encoder", r"\1"),
     (re.compile(r"(?:model\.)?connector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?visual\.merger\.(mlp\..+)"), "projector", r"\1"),
+    (re.compile(r"(?:model\.)?visual\.(merger\.linear_fc.+|deepstack_merger_list\..+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?visual\.(.+)"), "encoder", r"\1"),
     (re.compile(r"model\.((?:embed_tokens|layers|norm)\..+)"), "text", r"model.\1"),
+    (re.compile(r"(mtp\..+)"), "text", r"\1"),
     (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "encoder", r"\1"),
     (re.compile(r"(?:model\.)?multi_modal_projector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?(image_newline)"), "projector", r"\1"),
@@ -228,19 +232,70 @@ def read_idefics3(config: Fields) -> VisionModel:
         "mpool.vision.norm": True}, read_settings)
 
 
-# ---- Qwen2.5-VL ------------------------------------------------------------------------------------------------------
+# ---- Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 ------------------------------------------------------------------------
 
 #: Keys of the whole model's configuration. Older files without ``text_config`` mix them with the decoder's keys.
 _QWEN_JOINT = {"vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
                "vision_end_token_id", "vision_token_id", "tie_word_embeddings", "model_type", "architectures"}
+_QWEN2_TEXT = {"vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+               "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 32768,
+               "rms_norm_eps": 1e-5}
+_QWEN3_TEXT = {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+               "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000}
+
+_MOE_TEXT = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+             "num_attention_heads": 16, "max_position_embeddings": 128000}
+
+_QWEN35_TEXT = {"vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+                "num_attention_heads": 16, "max_position_embeddings": 32768}
+_QWEN35_MOE_TEXT = {"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+                    "max_position_embeddings": 32768}
 
 
-def _qwen_text(config: Fields) -> tuple[Fields, list[int]]:
-    """Return the decoder's configuration as that of a Qwen2 model, and its ``mrope_section``: the number of component
-    pairs of a head that each of the three positions (time, row, column) rotates."""
+@dataclass(frozen=True)
+class _QwenText:
+    """The decoder of one of Qwen's vision models.
+
+    Attributes:
+        kind: ``model_type`` of a decoder with the same layers.
+        name: class of that decoder.
+        sections: default of ``mrope_section``.
+        theta: default of the RoPE base.
+        defaults: further defaults of transformers.
+        interleaved: True if the sections of M-RoPE are interleaved.
+        token: default of ``image_token_id``.
+        taps: default layers of the image encoder with taps; None: the model has none.
+    """
+
+    kind: str
+    name: str
+    sections: tuple[int, int, int]
+    theta: float
+    defaults: dict[str, Any]
+    interleaved: bool = True
+    token: int = 151655
+    taps: tuple[int, ...] | None = (8, 16, 24)
+
+
+_QWEN_TEXT = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QwenText("qwen2", "Qwen2ForCausalLM", (16, 24, 24), 1e6, _QWEN2_TEXT,
+                                                         False)),
+    "qwen3_vl": _QwenText("qwen3", "Qwen3ForCausalLM", (24, 20, 20), 5e5, _QWEN3_TEXT),
+    "qwen3_vl_moe": _QwenText("qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", (24, 20, 20), 5e5, _MOE_TEXT),
+    "qwen3_5": _QwenText("qwen3_5_text", "Qwen3_5ForCausalLM", (11, 11, 10), 1e4, _QWEN35_TEXT, token=248056,
+                         taps=None),
+    "qwen3_5_moe": _QwenText("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", (11, 11, 10), 1e4, _QWEN35_MOE_TEXT,
+                             token=248056, taps=None),
+}
+
+
+def _qwen_text(config: Fields, usual: _QwenText) -> tuple[Fields, list[int]]:
+    """Return the decoder's configuration as that of a language model, and its ``mrope_section``: the number of
+    component pairs of a head that each of the three positions (time, row, column) rotates."""
     own = config.section("text_config", None)
     values = dict(own.values if own is not None else
                   {name: value for name, value in config.values.items() if name not in _QWEN_JOINT})
+    found, defaults = list(usual.sections), {**usual.defaults, "rope_theta": usual.theta}
     for name in ("rope_parameters", "rope_scaling"):
         rope = values.get(name)
         if isinstance(rope, dict) and "mrope_section" in rope:
@@ -248,39 +303,56 @@ def _qwen_text(config: Fields) -> tuple[Fields, list[int]]:
             found = section.list("mrope_section", of=int, limit=3)
             if len(found) != 3 or min(found) < 1:
                 section.fail("mrope_section", describe(found), "three numbers above 0")
-            rest = {key: value for key, value in rope.items() if key != "mrope_section"}
+            known = {"mrope_section"}
+            if usual.interleaved:
+                known.add("mrope_interleaved")
+                if not section.bool("mrope_interleaved", True):
+                    unsupported(section, "mrope_interleaved", "true")
+            rest = {key: value for key, value in rope.items() if key not in known}
             for key in ("type", "rope_type"):
                 if rest.get(key) == "mrope":
                     rest[key] = "default"
             values[name] = rest
             break
-    else:
-        found = [16, 24, 24]
-    defaults = {"vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
-                "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 32768,
-                "rms_norm_eps": 1e-5, "rope_theta": 1e6}
     if isinstance(values.get("rope_parameters"), dict):
-        values["rope_parameters"] = {"rope_theta": 1e6, **values["rope_parameters"]}
+        values["rope_parameters"] = {"rope_theta": usual.theta, **values["rope_parameters"]}
         defaults.pop("rope_theta")
-    values = {**defaults, **values, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"],
-              "tie_word_embeddings": config.bool("tie_word_embeddings", False) or bool(
+    values = {**defaults, **values, "model_type": usual.kind, "architectures": [usual.name],
+              "tie_word_embeddings": config.bool("tie_word_embeddings", False) or not usual.interleaved and bool(
                   values.get("tie_word_embeddings", False))}
     return Fields(values, file=config.file, at=own.at if own is not None else config.at), found
 
 
-def read_qwen(config: Fields) -> VisionModel:
-    """Read Qwen2.5-VL (https://arxiv.org/abs/2502.13923)."""
-    text, sections = _qwen_text(config)
-    vision = config.section("vision_config")
-    encoder, merge = image_networks.read_qwen(vision)
-    width = text.int("hidden_size", low=1, high=MAX_WIDTH)
-    if vision.int("out_hidden_size", 3584) != width:
-        vision.fail("out_hidden_size", vision.get("out_hidden_size"), f"{width}, the decoder's hidden_size")
-    token = _image_token(config, 151655)
+def _qwen_projector(encoder: image_networks.QwenEncoder, width: int) -> NetworkSpec:
+    """Return the projector, and those of the taps."""
     projector = NetworkSpec("projector", {})
-    inner = encoder.hidden_size * merge * merge
-    projector.linear("mlp.0", "mm.0", inner, inner)
-    projector.linear("mlp.2", "mm.2", width, inner)
+    inner = encoder.network.hidden_size * encoder.merge ** 2
+    first, second = ("merger.linear_fc1", "merger.linear_fc2") if encoder.network.architecture == "qwen3_vl" else \
+        ("mlp.0", "mlp.2")
+    projector.linear(first, "mm.0", inner, inner)
+    projector.linear(second, "mm.2", width, inner)
+    for number, layer in enumerate(encoder.taps):
+        source, target = f"deepstack_merger_list.{number}", f"v.deepstack.{layer}"
+        for end in ("weight", "bias"):
+            projector.add(f"{source}.norm.{end}", f"{target}.norm.{end}", inner)
+        projector.linear(f"{source}.linear_fc1", f"{target}.fc1", inner, inner)
+        projector.linear(f"{source}.linear_fc2", f"{target}.fc2", width, inner)
+    return projector
+
+
+def read_qwen(config: Fields) -> VisionModel:
+    """Read Qwen2-VL (https://arxiv.org/abs/2409.12191), Qwen2.5-VL (https://arxiv.org/abs/2502.13923), Qwen3-VL
+    (https://arxiv.org/abs/2511.21631), or Qwen3.5 to 3.8, whose image encoder is Qwen3-VL's without taps."""
+    name = config.str("model_type")
+    usual = _QWEN_TEXT[name]
+    text, sections = _qwen_text(config, usual)
+    vision = config.section("vision_config")
+    found = image_networks.read_qwen(vision, "qwen3_vl" if usual.interleaved else name, usual.taps)
+    encoder, merge = found.network, found.merge
+    width = text.int("hidden_size", low=1, high=MAX_WIDTH)
+    if found.output != width:
+        vision.fail(found.output_key, vision.get(found.output_key), f"{width}, the decoder's hidden_size")
+    token = _image_token(config, usual.token)
 
     def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
         processor = image_processor.read_dynamic_size(folder)
@@ -295,21 +367,78 @@ def read_qwen(config: Fields) -> VisionModel:
                               pixels=(min(processor.min_pixels, max_pixels), max_pixels)
                               if processor.resize else None), processor.kv
 
-    return VisionModel("qwen2_5_vl", text, encoder, projector, {
+    return VisionModel(encoder.architecture, text, encoder, _qwen_projector(found, width), {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,
-        "mpool.rope_sections": sections}, read_settings)
+        "mpool.rope_sections": sections, "mpool.rope_interleaved": usual.interleaved}, read_settings)
+
+
+# ---- Gemma 3 ---------------------------------------------------------------------------------------------------------
+
+def read_gemma(config: Fields) -> VisionModel:
+    """Read Gemma 3 (https://arxiv.org/abs/2503.19786): SigLIP, whose patches are averaged in squares. The rows of an
+    image attend to each other in both directions."""
+    vision = config.section("vision_config")
+    layers = vision.int("num_hidden_layers", 12, low=1, high=1024)
+    encoder = image_networks.read_vision_encoder(vision, "siglip", layers, True)
+    own = config.section("text_config")
+    values = {**GEMMA_TEXT, **{name: value for name, value in own.values.items() if value is not None},
+              "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+              "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
+    for name in ("eos_token_id", "bos_token_id"):
+        if own.get(name) is None and config.get(name) is not None:
+            values[name] = config.get(name)
+    text = Fields(values, file=config.file, at=own.at)
+    width = text.int("hidden_size", low=1, high=MAX_WIDTH)
+    check_neutral(config, {"text_config", "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index",
+                           "boi_token_id", "eoi_token_id", "image_token_index", "image_token_id",
+                           "tie_word_embeddings", "eos_token_id", "bos_token_id"})
+    grid, rows = encoder.image_size // encoder.patch_size, config.int("mm_tokens_per_image", 256, low=1)
+    merge = grid // isqrt(rows) if isqrt(rows) ** 2 == rows and isqrt(rows) <= grid else 0
+    if merge == 0 or grid % merge or grid // merge != isqrt(rows) or merge > 16:
+        config.fail("mm_tokens_per_image", rows, f"the number of squares of equal size that {grid} x {grid} patches "
+                    "have, of at most 16 x 16 patches each")
+    token = _image_token(config, 262144)
+    mark = config.int("boi_token_id" if "boi_token_id" in config else "boi_token_index", 255999, low=0)
+    projector = NetworkSpec("projector", {})
+    projector.add("mm_soft_emb_norm.weight", "mm.soft_emb_norm.weight", encoder.hidden_size)
+    projector.add("mm_input_projection_weight", "mm.input_projection.weight", encoder.hidden_size, width)
+
+    def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+        processor, crops = image_processor.read_pan(folder)
+        image_networks.check_processor(encoder, processor.output(), os.path.join(folder.path, image_processor.NAME))
+        image = ImageSettings(hidden_size=encoder.hidden_size, output_size=width, resize=processor.resize,
+                              resample=processor.resample, crop=None, patch_size=encoder.patch_size,
+                              image_size=encoder.image_size, any_size=False)
+        return VisionSettings(scheme="pan", image=image, image_token_id=token, mark_token_id=mark, merge=merge,
+                              crops=crops), processor.kv
+
+    return VisionModel("gemma3_vision", text, encoder, projector, {
+        "mpool.vision.image_encoder": encoder.architecture, "mpool.vision.image_token_id": token,
+        "mpool.vision.merge": merge, "mpool.vision.norm": True, "mpool.vision.averaged": True,
+        "mpool.vision.norm_offset": 1.0, "mpool.image_spans": 1}, read_settings)
 
 
 READERS: dict[str, Callable[[Fields], VisionModel]] = {
     "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3,
-    "qwen2_5_vl": read_qwen}
+    **dict.fromkeys(_QWEN_TEXT, read_qwen), "gemma3": read_gemma}
 #: Accepted values of ``architectures`` in config.json, by ``model_type``.
 CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
            "idefics3": ("Idefics3ForConditionalGeneration",),
            "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
-           "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",)}
-#: Values of ``model_type`` that this module reads.
-MODEL_TYPES = tuple(READERS)
+           "gemma3": ("Gemma3ForConditionalGeneration",), "qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
+           "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
+           "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
+           "qwen3_5": ("Qwen3_5ForConditionalGeneration",), "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",)}
+#: Values of ``model_type`` whose folders are read as language models if they have no image processor, or if their
+#: weights are quantised.
+_OPTIONAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
+
+
+def sees(folder: Folder, config: Fields) -> bool:
+    """Return True if the folder is a vision model that :func:`describe_vision` reads."""
+    kind = config.get("model_type")
+    processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
+    return kind in READERS and (kind not in _OPTIONAL or processor and config.get("quantization_config") is None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -334,6 +463,14 @@ def _parts(entries: Mapping[str, TensorEntry], file: str) -> dict[str, dict[str,
     return found
 
 
+def _expert_layout(tensors: Mapping[str, TensorEntry], size: Mapping[str, int]) -> dict[str, int]:
+    """Return whether tensors of all experts have the rows of their matrices or, transposed, the columns. As in
+    transformers, square matrices are not transposed."""
+    joined = next((entry.shape for name, entry in tensors.items() if name.endswith(".experts.gate_up_proj")), ())
+    rows = joined[1:] == (size.get("G"), size["D"])
+    return {"rows": int(rows), "columns": int(not rows)}
+
+
 def _select(encoder: NetworkSpec, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...]) -> list[TensorEntry]:
     """Select the tensors of one part of the model; raise FormatError if a tensor is missing or unknown."""
     image_folder.check_surplus([encoder], tensors, paths[0])
@@ -352,7 +489,7 @@ def _chat_template(folder: Folder, config: Fields) -> str | None:
 
 
 def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> ModelDescription:
-    """Describe a transformers folder whose ``model_type`` is one of MODEL_TYPES.
+    """Describe a transformers folder of a vision model (:func:`sees`).
 
     Args:
         folder: the model folder.
@@ -372,18 +509,19 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
         if name not in CLASSES[kind]:
             config.fail("architectures", describe(name), ", ".join(CLASSES[kind]))
     model = READERS[kind](config)
-    row, read = hf_config.read_config(model.text)
-    if row.capability != "text_to_text":
-        raise Unsupported(f"{config.file}: text_config describes {row.name}, which does not generate text; the "
-                          "decoder of a vision model must be a language model")
-    size = architectures.sizes(row, read.kv, file=config.file) | read.sizes
-    if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
-        config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
     found = safetensors_header.read_folder(folder)
     if found is None:
         hf_parts.refuse_weights(folder)
     paths, entries = found
     parts = _parts(entries, paths[0])
+    row, read = hf_config.read_config(model.text, names=lambda: parts["text"])
+    if row.capability != "text_to_text":
+        raise Unsupported(f"{config.file}: text_config describes {row.name}, which does not generate text; the "
+                          "decoder of a vision model must be a language model")
+    size = architectures.sizes(row, read.kv, file=config.file) | read.sizes
+    size |= _expert_layout(parts["text"], size)
+    if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
+        config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
     _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, hf_quantised.Quantised(parts["text"]))
     tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)
     settings, processor = model.read_settings(folder)

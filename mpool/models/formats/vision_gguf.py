@@ -4,8 +4,8 @@ llama.cpp calls the projector file mmproj. It is in the same folder, has the ``g
 the image encoder and the projector.
 
 The projector type identifies the family: ``mlp`` is LLaVA (LLaVA 1.6 if the file has sizes for tiling), ``idefics3`` is
-Idefics3 or SmolVLM, ``qwen2.5vl_merger`` is Qwen2.5-VL. Projector files do not describe the image preprocessing, so
-this module uses that of the family.
+Idefics3 or SmolVLM, ``gemma3`` is Gemma 3, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are
+Qwen's. Projector files do not describe the image preprocessing, so this module uses that of the family.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ...errors import FormatError, InvalidArgument, Unsupported
 from ..architectures import missing
@@ -24,22 +24,36 @@ from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
-from . import gguf_model, gguf_tables
+from . import gguf_model, gguf_tables, ollama_gguf
 from .image_processor import padding_color
 from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
-_BICUBIC, _LANCZOS = 3, 1
-_FAMILIES = {"mlp": "llava", "idefics3": "idefics3", "qwen2.5vl_merger": "qwen2_5_vl"}
-_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:up|down)|ln[12])\.(?:weight|bias))")
+_BICUBIC, _BILINEAR, _LANCZOS = 3, 2, 1
+_FAMILIES = {"mlp": "llava", "idefics3": "idefics3", "qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl",
+             "qwen3vl_merger": "qwen3_vl", "gemma3": "gemma3_vision"}
+_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|qkv|out)|ffn_(?:up|down)|ln[12])\.(?:weight|bias))")
 _QWEN_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:gate|up|down))\.(?:weight|bias)"
                          r"|ln[12]\.weight)")
 #: Tensor name in the file -> in the core.
 _ALIASES = {"mm.model.fc.weight": "mm.0.weight", "mm.0.weight": "mm.0.weight", "mm.0.bias": "mm.0.bias",
             "mm.2.weight": "mm.2.weight", "mm.2.bias": "mm.2.bias", "model.image_newline": "mm.image_newline"}
+#: Tensors of the projector of Gemma 3.
+_GEMMA_PROJECTOR = ("mm.input_projection.weight", "mm.soft_emb_norm.weight")
+#: Texts of image tokens other than ``<image>``.
+_IMAGE_TOKENS = {**dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|image_pad|>"), "gemma3_vision": "<image_soft_token>"}
 _TENSORS = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight", "v.pre_ln.weight",
             "v.pre_ln.bias", "v.post_ln.weight", "v.post_ln.bias")
-#: Qwen2.5-VL's encoder accepts videos: it has two patch matrices, for two consecutive frames. An image counts as both.
-_QWEN_TENSORS = ("v.patch_embd.weight", "v.patch_embd.weight.1", "v.post_ln.weight")
+#: Qwen's encoders accept videos: they have two patch matrices, for two consecutive frames. An image counts as both.
+_QWEN_TENSORS = {
+    "qwen2_vl": ("v.patch_embd.weight", "v.patch_embd.weight.1", "v.post_ln.weight", "v.post_ln.bias"),
+    "qwen2_5_vl": ("v.patch_embd.weight", "v.patch_embd.weight.1", "v.post_ln.weight"),
+    "qwen3_vl": ("v.patch_embd.weight", "v.patch_embd.weight.1", "v.patch_embd.bias", "v.position_embd.weight",
+                 "v.post_ln.weight", "v.post_ln.bias"),
+}
+#: Architectures of mpool's decoders -> names of those of Qwen's vision models in GGUF files.
+_QWEN_DECODERS = {"qwen2": "qwen2vl", "qwen3": "qwen3vl", "qwen3moe": "qwen3vlmoe"}
+#: Default limits of the number of pixels of an image.
+_QWEN_PIXELS = {"qwen2_vl": (3136, 12845056), "qwen2_5_vl": (3136, 12845056), "qwen3_vl": (65536, 16777216)}
 
 #: Chat template for LLaVA 1.5 files without one: the format of its training, Vicuna's without the system message.
 LLAVA_TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
@@ -82,6 +96,38 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
         raise Unsupported(f"{path} has the capability {text.capability}, but the projector file in its folder needs a "
                           "language model", hint="Pass the path of the file instead of the folder")
     raw, tensors, files = gguf_tables.read_gguf(projector)
+    return _joined(text, raw, tensors, files, projector)
+
+
+def describe_file(path: str, *, key: str, ref: str) -> ModelDescription:
+    """Describe a GGUF file; one of Ollama's converter that also contains an image encoder is a vision model.
+
+    Args:
+        path: the file; for a split model, its first part.
+        key, ref: key and reference of the model, stored in the result.
+
+    Raises:
+        FormatError, Unsupported, LimitError: on the conditions of
+            :func:`~mpool.models.formats.gguf_model.describe_gguf`.
+    """
+    text = gguf_model.describe_gguf(path, key=key, ref=ref)
+    if f"{text.spec.architecture}.vision.block_count" not in text.spec.kv:
+        return text
+    raw, tensors, _ = gguf_tables.read_gguf(path)
+    images = ollama_gguf.image_tables(raw, tensors)
+    return text if images is None else _joined(text, *images, (), path)
+
+
+def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...], files: tuple[str, ...],
+            projector: str) -> ModelDescription:
+    """Return the vision model of a language model and the tables of a projector file.
+
+    Args:
+        text: the language model.
+        raw, tensors: keys and tensors of the projector file.
+        files: paths of its parts; empty: the tensors are in the files of the language model.
+        projector: path of the file, for errors.
+    """
     table = Fields(raw, file=projector)
     if table.str("general.architecture") != "clip":
         table.fail("general.architecture", table.get("general.architecture"),
@@ -91,35 +137,42 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
     if name is None:
         raise Unsupported(f"{projector}: clip.projector_type is {describe(kind)}; mpool supports "
                           + ", ".join(sorted(_FAMILIES)),
-                          hint=f"Use the model's transformers folder; for text only, pass the path {path}")
-    kv, settings = (_qwen_settings if name == "qwen2_5_vl" else _vit_settings)(table, name)
+                          hint="Use the model's transformers folder; for text only, pass the path "
+                               + text.spec.files[0])
+    qwen = name in _QWEN_TENSORS
+    kv, settings = (_qwen_settings if qwen else _vit_settings)(table, name)
+    if name == "qwen2_vl":  # llama.cpp's converter stores another number under this key
+        kv[f"{name}.vision.feed_forward_length"] = _feed_forward(tensors, kv[f"{name}.vision.embedding_length"])
     projector_tensors = _tensors(tensors, kv, name, projector)
     _check_width(projector_tensors, text, projector)
     if bool(settings.grid) != any(entry.name == "mm.image_newline" for entry in projector_tensors):
         table.fail("clip.vision.image_grid_pinpoints", describe(table.get("clip.vision.image_grid_pinpoints")),
                    "sizes if the file has the tensor model.image_newline, else none")
-    token = _image_token(text, "<|image_pad|>" if name == "qwen2_5_vl" else "<image>")
+    token = _image_token(text, _IMAGE_TOKENS.get(name, "<image>"))
+    mark = _image_token(text, "<start_of_image>") if name == "gemma3_vision" else None
     if kind == "mlp" and not settings.grid and text.chat_template is None:
         text = replace(text, chat_template=LLAVA_TEMPLATE)
     kv |= {"mpool.vision.decoder": text.spec.architecture, "mpool.vision.image_token_id": token}
-    if name == "qwen2_5_vl":
-        kv["mpool.rope_sections"] = _rope_sections(text)
-    first = len(text.spec.files)
+    if qwen:
+        kv |= {"mpool.rope_sections": _rope_sections(text), "mpool.rope_interleaved": name == "qwen3_vl"}
+    first = len(text.spec.files) if files else 0
     spec = ModelSpec(name, (*text.spec.files, *map(os.path.abspath, files)),
                      {**with_prefix(text.spec.kv, text.spec.architecture, name), **kv},
                      (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in projector_tensors)))
-    return replace(text, capability="vision", spec=spec, vision=replace(settings, image_token_id=token))
+    settings = replace(settings, image_token_id=token, mark_token_id=None if mark == -1 else mark)
+    return replace(text, capability="vision", spec=spec, vision=settings)
 
 
 def _rope_sections(text: ModelDescription) -> list[int]:
     """Return the number of component pairs of a head that each of the three positions (time, row, column) rotates."""
-    key = f"{text.spec.architecture}.rope.dimension_sections"
+    arch = text.spec.architecture
+    key = f"{arch}.rope.dimension_sections"
     value = text.spec.kv.get(key)
     found = [number for number in value if type(number) is int] if isinstance(value, list) else []
     if found != value or len(found) not in (3, 4) or min(found[:3]) < 1 or any(found[3:]):
-        raise FormatError(file=text.spec.files[0], field=key.replace(text.spec.architecture, "qwen2vl"),
+        raise FormatError(file=text.spec.files[0], field=key.replace(arch, _QWEN_DECODERS.get(arch, arch)),
                           got=describe(value), allowed="three positive numbers, optionally followed by 0",
-                          hint="The language model is not that of Qwen2.5-VL, but the projector file is")
+                          hint="The language model is not one of Qwen's vision models, but the projector file is")
     return found[:3]
 
 
@@ -159,16 +212,18 @@ def _common_kv(table: Fields, name: str, side: int, merge: int) -> tuple[dict[st
 
 
 def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
-    """Return the hyper-parameters of LLaVA's or Idefics3's image encoder, and the settings of image preprocessing."""
-    llava = name == "llava"
+    """Return the hyper-parameters of the image encoder of LLaVA, Idefics3 or Gemma 3, and the settings of image
+    preprocessing."""
+    llava, gemma = name == "llava", name == "gemma3_vision"
     side = table.int("clip.vision.image_size", low=1, high=4096)
     patch = table.int("clip.vision.patch_size", low=1, high=256)
-    merge = 1 if llava else table.int("clip.vision.projector.scale_factor", low=1, high=16)
+    scale = "clip.vision.projector.scale_factor"
+    merge = 1 if llava else table.int(scale, 4, low=1, high=16) if gemma else table.int(scale, low=1, high=16)
     if side < patch or side // patch % merge:
         table.fail("clip.vision.image_size", side, f"at least {patch}, with a whole number of patches of {patch} "
                    f"pixels that is a multiple of {merge}")
     kv, hidden = _common_kv(table, name, side, merge)
-    # For SigLIP encoders (Idefics3), use_gelu means GELU's tanh approximation.
+    # For SigLIP encoders (Idefics3, Gemma 3), use_gelu means GELU's tanh approximation.
     kv["mpool.image.activation"] = "silu" if table.bool("clip.use_silu", False) else "quick_gelu" \
         if not table.bool("clip.use_gelu", False) else "gelu" if llava else "gelu_tanh"
     kv["mpool.vision.image_encoder"] = "clip" if llava else "siglip"
@@ -176,8 +231,11 @@ def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSet
     # LLaVA 1.5 was trained on images padded to squares with the mean colour.
     square = padding_color(_read_three(table, "clip.vision.image_mean"))
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=("exact", side, side), crop=None,
-                          resample=_BICUBIC if llava else _LANCZOS, patch_size=patch, image_size=side, any_size=False,
+                          resample=_BICUBIC if llava else _BILINEAR if gemma else _LANCZOS, patch_size=patch, image_size=side, any_size=False,
                           pad_square=square if llava and not grid else None)
+    if gemma:
+        kv |= {"mpool.vision.averaged": True, "mpool.image_spans": 1}
+        return kv, VisionSettings(scheme="pan", image=image, image_token_id=-1, merge=merge)
     return kv, VisionSettings(scheme="tiles" if grid else "one" if llava else "split", image=image, image_token_id=-1,
                               merge=merge, grid=grid, split=not llava,
                               longest=table.int("clip.vision.preproc_image_size", 4 * side, low=1, high=4096))
@@ -201,36 +259,61 @@ def _tile_grid(table: Fields, side: int) -> tuple[tuple[int, int], ...]:
     return pairs
 
 
-def _qwen_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
-    """Return the hyper-parameters of Qwen2.5-VL's image encoder, and the settings of image preprocessing.
+def _feed_forward(tensors: tuple[TensorEntry, ...], hidden: Value) -> int:
+    """Return the width of the feed-forward layers, which is one side of their matrices. Files differ in the order of
+    both names."""
+    shape = next((entry.shape for entry in tensors if entry.name == "v.blk.0.ffn_up.weight"), (0, 0))
+    return shape[0] if len(shape) == 2 and shape[1] == hidden else max(shape[-1], 1)
 
-    The encoder has rotary embeddings over row and column, window attention in most layers, and images of any size.
+
+def _qwen_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
+    """Return the hyper-parameters of an image encoder of Qwen, and the settings of image preprocessing.
+
+    The encoder has rotary embeddings over row and column, and images of any size. Qwen2.5-VL has window attention in
+    most layers; Qwen3-VL has a table of positions, and taps.
     """
     patch = table.int("clip.vision.patch_size", low=1, high=256)
     merge = table.int("clip.vision.spatial_merge_size", 2, low=1, high=16)
-    pattern = table.int("clip.vision.n_wa_pattern", low=1, high=MAX_LAYERS)
-    window = table.int("clip.vision.window_size", 112, low=merge * patch, high=1 << 14) // merge // patch
-    side = 16 * merge * patch
+    side = table.int("clip.vision.image_size", low=patch, high=256 * patch) // patch * patch if name == "qwen3_vl" \
+        else 16 * merge * patch
     kv, hidden = _common_kv(table, name, side, merge)
-    if not table.bool("clip.use_silu", False):
-        table.fail("clip.use_silu", "false", "true")
+    silu, gelu = table.bool("clip.use_silu", False), table.bool("clip.use_gelu", False)
+    if silu != (name == "qwen2_5_vl"):
+        table.fail("clip.use_silu", str(silu).lower(), str(not silu).lower())
     layers = kv[f"{name}.vision.block_count"]
     assert isinstance(layers, int)
-    kv |= {"mpool.image.gated": True, "mpool.image.activation": "silu", "mpool.image.frames": 2,
-           "mpool.image.window": window, "mpool.image.rope_base": 10000.0,
-           "mpool.image.window_layers": [int((i + 1) % pattern != 0) for i in range(layers)]}
-    max_pixels = min(table.int("clip.vision.image_max_pixels", 12845056, low=1), MAX_PATCHES * patch ** 2)
-    min_pixels = min(table.int("clip.vision.image_min_pixels", 3136, low=1), max_pixels)
+    kv |= {"mpool.image.activation": "silu" if silu else "gelu_tanh" if gelu else "quick_gelu",
+           "mpool.image.frames": 2, "mpool.image.rope_base": 10000.0}
+    if name == "qwen2_5_vl":
+        pattern = table.int("clip.vision.n_wa_pattern", low=1, high=MAX_LAYERS)
+        window = table.int("clip.vision.window_size", 112, low=merge * patch, high=1 << 14) // merge // patch
+        kv |= {"mpool.image.gated": True, "mpool.image.window": window,
+               "mpool.image.window_layers": [int((i + 1) % pattern != 0) for i in range(layers)]}
+    if name == "qwen3_vl":
+        taps = table.list("clip.vision.is_deepstack_layers", [False] * layers, of=bool, limit=MAX_LAYERS)
+        if len(taps) != layers:
+            table.fail("clip.vision.is_deepstack_layers", f"{len(taps)} values", f"{layers} values, one per layer")
+        kv["mpool.vision.tap_layers"] = [int(tap) for tap in taps]
+    least, most = _QWEN_PIXELS[name]
+    max_pixels = min(table.int("clip.vision.image_max_pixels", most, low=1), MAX_PATCHES * patch ** 2)
+    min_pixels = min(table.int("clip.vision.image_min_pixels", least, low=1), max_pixels)
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=None, crop=None, resample=_BICUBIC,
                           patch_size=patch, image_size=side, any_size=True)
     return kv, VisionSettings(scheme="any", image=image, image_token_id=-1, merge=merge,
                               pixels=(min_pixels, max_pixels))
 
 
+def _split(entry: TensorEntry, block: str, end: str) -> list[TensorEntry]:
+    """Return the queries, keys and values of a joint tensor of a layer."""
+    size, rows = entry.nbytes // 3, entry.shape[0] // 3
+    return [replace(entry, name=f"{block}.attn_{name}.{end}", shape=(rows, *entry.shape[1:]),
+                    offset=entry.offset + i * size, nbytes=size) for i, name in enumerate("qkv")]
+
+
 def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: str, file: str) -> list[TensorEntry]:
     """Return the tensors of the image encoder and the projector under the core's names.
 
-    In old LLaVA files, the names of the two matrices of the feed-forward layer are swapped.
+    In old files, the names of the two matrices of the feed-forward layer are swapped.
 
     Raises:
         FormatError: a tensor is missing or unknown.
@@ -238,8 +321,11 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
     hidden, ffn = kv[f"{name}.vision.embedding_length"], kv[f"{name}.vision.feed_forward_length"]
     layers = kv[f"{name}.vision.block_count"]
     assert isinstance(layers, int)
-    qwen = name == "qwen2_5_vl"
-    pattern, other_names = (_QWEN_BLOCK, _QWEN_TENSORS) if qwen else (_BLOCK, _TENSORS)
+    own = _QWEN_TENSORS.get(name)
+    pattern, other_names = _QWEN_BLOCK if name == "qwen2_5_vl" else _BLOCK, own or _TENSORS
+    taps = kv.get("mpool.vision.tap_layers")
+    deep = [f"v.deepstack.{i}.{part}.{end}" for i, tap in enumerate(taps if isinstance(taps, list) else ()) if tap
+            for part in ("norm", "fc1", "fc2") for end in ("weight", "bias")]
     by_name = {entry.name: entry for entry in tensors}
     up = by_name.get("v.blk.0.ffn_up.weight")
     swapped = up is not None and up.shape == (hidden, ffn) and hidden != ffn
@@ -249,11 +335,16 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
         block = pattern.fullmatch(entry.name)
         if block is not None and int(block[1]) < layers:
             part, _, end = block[2].partition(".")
+            if part == "attn_qkv" and entry.shape[0] % 3 == 0:
+                found |= {each.name: each for each in _split(entry, f"v.blk.{block[1]}", end)}
+                continue
             target = f"v.blk.{block[1]}.{swap.get(part, part)}.{end}"
-        elif block is not None or entry.name in other_names:
+        elif block is not None or entry.name in other_names or entry.name in deep:
             target = "" if block is not None else entry.name
-        elif entry.name in _ALIASES:
+        elif name != "gemma3_vision" and entry.name in _ALIASES:
             target = _ALIASES[entry.name]
+        elif name == "gemma3_vision" and entry.name in _GEMMA_PROJECTOR:
+            target = entry.name
         else:
             raise FormatError(file=file, field="tensors", got=f"{shorten(entry.name)}, which the model does not have",
                               allowed="the tensors of the architecture")
@@ -262,23 +353,27 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
         # LLaVA does not use the last layer, nor the norm after it.
         if target and not (name == "llava" and target.startswith("v.post_ln")):
             found[target] = replace(entry, name=target)
-    required = ["v.patch_embd.weight", "mm.0.weight"]
-    required += ("mm.2.weight", "v.patch_embd.weight.1") if qwen else ("v.position_embd.weight",)
+    required = ["v.patch_embd.weight", *(_GEMMA_PROJECTOR if name == "gemma3_vision" else ("mm.0.weight",)), *deep]
+    required += ("mm.2.weight", *own) if own else ("v.position_embd.weight",)
     required += ("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",)
+    patches = found.get("v.patch_embd.weight")
+    if own and patches is not None and patches.shape[1:] == (6 * cast(int, kv[f"{name}.vision.patch_size"]) ** 2,):
+        required.remove("v.patch_embd.weight.1")  # both matrices are one
     absent = [name for name in required if name not in found]
     if absent:
-        raise missing(absent, file=file)
+        raise missing(list(dict.fromkeys(absent)), file=file)
     return list(found.values())
 
 
 def _check_width(tensors: list[TensorEntry], text: ModelDescription, file: str) -> None:
     """Raise FormatError unless the projector's output has the hidden size of the language model."""
     by_name = {entry.name: entry for entry in tensors}
-    last = by_name.get("mm.2.weight", by_name["mm.0.weight"])
+    last = next(by_name[name] for name in ("mm.2.weight", "mm.0.weight", "mm.input_projection.weight")
+                if name in by_name)
     width = text.spec.kv[f"{text.spec.architecture}.embedding_length"]
-    if last.shape[0] != width:
+    if last.shape[-1 if last.name == "mm.input_projection.weight" else 0] != width:
         raise FormatError(file=file, offset=last.offset, field=f"shape of {last.name}", got=list(last.shape),
-                          allowed=f"{width} rows, the hidden size of {text.spec.files[0]}",
+                          allowed=f"{width} outputs, the hidden size of {text.spec.files[0]}",
                           hint="The two files are of different models")
 
 

@@ -41,6 +41,8 @@ def value(content: bool | int | float | str | Sequence[str | bytes] | Sequence[i
         return struct.pack("<If", _F32, content)
     if isinstance(content, str):
         return struct.pack("<I", _STRING) + string(content)
+    if all(isinstance(one, bool) for one in content):
+        return struct.pack(f"<IIQ{len(content)}?", _ARRAY, _BOOL, len(content), *content)
     if all(isinstance(one, int) for one in content):
         return struct.pack(f"<IIQ{len(content)}i", _ARRAY, _I32, len(content), *content)
     if isinstance(content[0], float):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ...errors import Unsupported
 from ..fields import describe
@@ -18,9 +21,9 @@ from ..formats.gguf_model import describe_gguf
 from ..formats.gguf_tables import read_gguf
 from ..formats.hf_folder import describe_folder
 from ..spec import ModelSpec, TensorEntry, Value
-from .exports import CONVERT_ELSEWHERE, EXPORTS, Export, HeadRows, Settings
+from .exports import CONVERT_ELSEWHERE, EXPORTS, Change, Changes, Export, Settings
 from .gguf_layout import read_values, value
-from .recipes import Model
+from .recipes import VALUES, Model
 from .vocabulary import tokenizer_keys
 
 #: Keys of a file that describe that file only.
@@ -28,6 +31,7 @@ _OF_THE_FILE = ("split.", "general.alignment", "general.quantization_version", "
 
 #: Names of the tensors of layers (the text before the kind, the kind, the text after it), and of single experts.
 _LAYER = re.compile(r"(blk\.\d+\.)(\w+)(\.(?:weight|bias))")
+_NUMBER = re.compile(r"blk\.\d+\.")
 _EXPERT = re.compile(r"(blk\.\d+\.\w+)\.\d+\.weight")
 
 
@@ -40,20 +44,18 @@ class Tensor:
         shape: shape, outermost dimension first.
         parts: where its values are: tensors whose rows are written one after the other. Empty: in ``data``.
         heads: heads whose halves are interleaved; 0: rows are copied in their order.
-        rows: rows of each head of the only part that the tensor has; None: all rows.
+        change: how the values differ from those of the only part that the tensor has; None: they are the same.
         data: values in float32, if they are not in a file.
         folder: True if the tensor is from a folder: small tensors are then written as F32.
-        offset: number that is added to every value; the values are then written as F32.
     """
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[TensorEntry, ...]
     heads: int = 0
-    rows: HeadRows | None = None
+    change: Change | None = None
     data: bytes = b""
     folder: bool = False
-    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,15 @@ def _model(name: str, kv: Mapping[str, Value], names: set[str]) -> Model:
         found = kv.get(f"{name}.{key}", 0)
         return found if type(found) is int else 0
 
+    def layers(kinds: Iterable[str]) -> list[int]:
+        return sorted(int(match[1][4:-1]) for match in found if match[2] in kinds and match[3] == ".weight")
+
     heads, kv_heads = number("attention.head_count"), number("attention.head_count_kv")
-    return Model(layers=number("block_count"), experts=number("expert_count"), tied="output.weight" not in names,
-                 is_70b=number("block_count") == 80 and name in ("llama", "qwen2") and heads != kv_heads)
+    found = [match for match in map(_LAYER.fullmatch, names) if match]
+    return Model(layers=max((int(match[1][4:-1]) + 1 for match in found), default=0), experts=number("expert_count"),
+                 tied="output.weight" not in names,
+                 is_70b=number("block_count") == 80 and name in ("llama", "qwen2") and heads != kv_heads,
+                 value_layers=layers(VALUES), down_layers=layers(("ffn_down",)))
 
 
 def _from_gguf(path: str) -> Input:
@@ -103,7 +111,8 @@ def _from_gguf(path: str) -> Input:
     _, tensors, files = read_gguf(path)
     end = min((entry.offset for entry in tensors if entry.file == 0), default=os.path.getsize(path))
     keys = {key: content for key, content in read_values(files[0], end).items() if not key.startswith(_OF_THE_FILE)}
-    return Input(keys, tuple(Tensor(entry.name, entry.shape, (entry,)) for entry in tensors), files,
+    written = [replace(one, folder=False) for one in _tensors(tensors, Export(), {})]  # joins separate experts
+    return Input(keys, tuple(written), files,
                  _model(described.spec.architecture, described.spec.kv, {entry.name for entry in tensors}))
 
 
@@ -115,17 +124,17 @@ def _from_folder(path: str) -> Input:
                           hint=CONVERT_ELSEWHERE)
     scaled = any(entry.dtype in hf_quantised.DTYPES for entry in spec.tensors)
     written = [entry for entry in spec.tensors if not (scaled and hf_quantised.is_companion(entry.name))]
-    export, settings = EXPORTS[name], Settings(path, name, spec.kv)
-    factors = _take_common(settings, export)
-    rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")
-    keys = {key: _stored(path, key, one) for key, one in settings.keys.items()}
-    keys |= tokenizer_keys(Folder(path), model, rows)
+    names = {entry.name for entry in written}
+    export, settings = EXPORTS[name], Settings(path, name, spec.kv, names)
     heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
-    split = export.split(settings)
-    tensors = [one for tensor in _tensors(written, export, heads) for one in _split(tensor, split)]
+    factors, changes = _take_settings(settings, export)
+    rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")
+    keys = {settings.written + key.removeprefix(name): _stored(path, key, one) for key, one in settings.keys.items()}
+    keys |= tokenizer_keys(Folder(path), model, rows)
+    tensors = [one for tensor in _tensors(written, export, heads) for one in _changed(tensor, changes)]
     tensors += [Tensor(f"{kind}.weight", (len(one),), (), data=struct.pack(f"<{len(one)}f", *one))
                 for kind, one in factors.items()]
-    general = {"general.architecture": value(name), "general.type": value("model"),
+    general = {"general.architecture": value(settings.written), "general.type": value("model"),
                "general.name": value(os.path.basename(os.path.abspath(path)))}
     return Input(general | keys, tuple(tensors), spec.files,
                  _model(name, spec.kv, {tensor.name for tensor in tensors}), spec if scaled else None)
@@ -167,22 +176,33 @@ def _tensors(entries: Sequence[TensorEntry], export: Export, heads: Mapping[str,
         elif kind in export.fused:
             parts.sort(key=lambda entry: export.fused[kind].index(entry.name.split(".")[2]))
             shape = (sum(part.shape[0] for part in parts), *shape[1:])
+        offset = export.norm_offset if name.endswith("norm.weight") and kind != "ssm_norm" else 0.0
         tensors.append(Tensor(name, shape, tuple(parts), heads[kind] if kind in export.interleaved else 0, folder=True,
-                              offset=export.norm_offset if name.endswith("norm.weight") else 0.0))
+                              change=Change(values=functools.partial(np.add, np.float32(offset))) if offset else None))
     return tensors
 
 
-def _split(tensor: Tensor, split: Mapping[str, Sequence[HeadRows]]) -> list[Tensor]:
+def _changed(tensor: Tensor, changes: Changes) -> list[Tensor]:
     """Return the tensors that the file has in place of a tensor of the folder."""
-    match = _LAYER.fullmatch(tensor.name)
-    if match is None or match[2] not in split:
-        return [tensor]
-    return [replace(tensor, name=f"{match[1]}{rows.kind}{match[3]}", shape=rows.shape(tensor.shape[1]), rows=rows)
-            for rows in split[match[2]]]
+    match = _NUMBER.match(tensor.name)
+    layer = match[0] if match else ""
+    return [_apply(tensor, change, layer) for change in changes.get(tensor.name[len(layer):], ())] or [tensor]
 
 
-def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
-    """Take the settings that architectures share. Return the factors of RoPE, which are tensors, by their names.
+def _apply(tensor: Tensor, change: Change, layer: str) -> Tensor:
+    """Return a tensor of the file. ``layer``: beginning of the names of the layer's tensors."""
+    shape = tensor.shape
+    if change.ranges:
+        shape = (sum(count for _, count in change.ranges), *shape[1:][-1:])
+    if change.shape:
+        items, known = math.prod(shape), math.prod(size for size in change.shape if size > 0)
+        shape = tuple(size if size > 0 else items // known for size in change.shape)
+    return replace(tensor, name=layer + change.name if change.name else tensor.name, shape=shape,
+                   change=replace(change, values=change.values or (tensor.change.values if tensor.change else None)))
+
+
+def _take_settings(settings: Settings, export: Export) -> tuple[dict[str, list[float]], Changes]:
+    """Take all settings. Return the factors of RoPE, which are tensors, by their names, and the changes of tensors.
 
     Raises:
         Unsupported: a GGUF file cannot express a setting.
@@ -198,8 +218,11 @@ def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
         for name, usual in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0)):
             if settings.scaling(name, usual) == usual:
                 settings.drop(f"{scaling}{name}")  # readers have the same defaults
-        usual_scale = 0.1 * math.log(max(factor, 1.0)) + 1 if export.yarn_scales_rope else 1.0
-        settings.fixed("rope_attention_factor", usual_scale)
+        by = 0.1 * math.log(max(factor, 1.0))
+        if export.yarn_multiplier and by > 0:
+            found_scale = settings.number("rope_attention_factor", by + 1)
+            settings.put(f"{scaling}yarn_log_multiplier", ((by + 1) / found_scale - 1) / by)
+        settings.fixed("rope_attention_factor", by + 1 if export.yarn_scales_rope else 1.0)
     elif kind == "llama3":
         found["rope_freqs"] = _llama3_factors(settings, factor)
         settings.drop(scaling)
@@ -209,11 +232,11 @@ def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
             found[f"rope_factors_{name}"] = [float(one) for one in factors]  # type: ignore[union-attr, arg-type]
     if found and not export.rope_factors:
         settings.refuse(f"rope.scaling.type {kind}")
-    export.complete(settings)
+    changes = export.complete(settings) or {}
     if not export.windows and f"{settings.architecture}.attention.sliding_window" in settings.keys:
         settings.refuse("sliding_window")
     settings.finish()
-    return found
+    return found, changes
 
 
 def _llama3_factors(settings: Settings, factor: float) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import secrets
 from collections import Counter, deque
@@ -22,7 +23,7 @@ from ...names import QUANTIZED
 from ..files import close, open_regular, read_exactly
 from ..formats.hf_quantised import DTYPES
 from ..spec import TensorEntry
-from .exports import HeadRows
+from .exports import Change
 from .gguf_layout import header, padding, value
 from .inputs import Input, Tensor, read_input
 from .recipes import BLOCK, RECIPES, type_of
@@ -185,7 +186,7 @@ def _planned(type: str, model: Input, tensor: Tensor) -> _Planned:
     dtype = type_of(type, model.model, tensor.name, tensor.shape)
     if dtype is None:
         dtype = "F32" if tensor.folder or not tensor.parts else tensor.parts[0].dtype
-    if len(tensor.parts) == 1 and dtype == tensor.parts[0].dtype and tensor.rows is None:
+    if len(tensor.parts) == 1 and dtype == tensor.parts[0].dtype and tensor.change is None:
         return _Planned(tensor, dtype, tensor.parts[0].nbytes)
     items = int(np.prod(tensor.shape, dtype=object))
     return _Planned(tensor, dtype, items // BLOCK[dtype] * _BYTES[dtype])
@@ -211,16 +212,17 @@ def _data(plan: list[_Planned], model: Input, pool: _Threads, most: int) -> Iter
     """Yield the data of all tensors in order, converted by threads that are at most ``most`` chunks ahead."""
     ahead: deque[Future[bytes]] = deque()
     files: list[int] = []
+    read_part: TensorEntry | None = None
     try:
         for path in model.paths:
             files.append(open_regular(path)[0])
         for one in plan:
             if one.tensor.data:
                 ahead.append(pool.submit(bytes, one.tensor.data))
-            for part, first, rows in _ranges(one.tensor):
-                if first == 0:
-                    read = _reader(part, model, files)
-                ahead.append(pool.submit(_convert, one, part, first, rows, read, model.paths[part.file]))
+            for part, first, rows, factor in _ranges(one.tensor):
+                if part is not read_part:
+                    read, read_part = _reader(part, model, files), part
+                ahead.append(pool.submit(_convert, one, part, first, rows, factor, read, model.paths[part.file]))
                 if len(ahead) > most:
                     yield ahead.popleft().result()
             if padding(one.nbytes):
@@ -238,20 +240,25 @@ def _data(plan: list[_Planned], model: Input, pool: _Threads, most: int) -> Iter
 
 
 def _layout(tensor: Tensor, part: TensorEntry) -> tuple[int, int]:
-    """Return the rows and columns of a part. Each value of a bias whose halves are interleaved is a row."""
-    columns = 1 if tensor.heads and len(part.shape) == 1 else part.shape[-1]
+    """Return the rows and columns of a part. Each value of a vector whose values are reordered is a row."""
+    reordered = tensor.heads or tensor.change and tensor.change.ranges
+    columns = 1 if reordered and len(part.shape) == 1 else part.shape[-1]
     return int(np.prod(part.shape, dtype=object)) // columns, columns
 
 
-def _ranges(tensor: Tensor) -> Iterator[tuple[TensorEntry, int, int]]:
-    """Yield part, first row and number of rows of each chunk. The rows of a head stay together if the file has them in
-    another order, or only some of them."""
+def _ranges(tensor: Tensor) -> Iterator[tuple[TensorEntry, int, int, float]]:
+    """Yield part, first row, number of rows and factor of each chunk, in the order of the file. Rows stay together if
+    they are a head whose halves are interleaved, or if they become columns."""
+    change = tensor.change or Change()
     for part in tensor.parts:
         rows, columns = _layout(tensor, part)
-        unit = tensor.rows.stride if tensor.rows else rows // tensor.heads if tensor.heads else 1
-        step = max(1, _CHUNK // (columns * unit)) * unit
-        for first in range(0, rows, step):
-            yield part, first, min(step, rows - first)
+        ranges = change.ranges or ((0, rows),)
+        for i, (start, count) in enumerate(ranges):
+            unit = count if change.transposed else rows // tensor.heads if tensor.heads else 1
+            step = max(1, _CHUNK // (columns * unit)) * unit
+            factor = change.factors[min(i, len(change.factors) - 1)] if change.factors else 1.0
+            for first in range(start, start + count, step):
+                yield part, first, min(step, start + count - first), factor
 
 
 def _reader(part: TensorEntry, model: Input, files: list[int]) -> Callable[[int, int, int], tuple[bytes, str]]:
@@ -270,21 +277,21 @@ def _reader(part: TensorEntry, model: Input, files: list[int]) -> Callable[[int,
     return read
 
 
-def _convert(one: _Planned, part: TensorEntry, first: int, rows: int,
+def _convert(one: _Planned, part: TensorEntry, first: int, rows: int, factor: float,
              read: Callable[[int, int, int], tuple[bytes, str]], path: str) -> bytes:
     """Read rows of a part of a tensor and convert them."""
-    tensor = one.tensor
+    tensor, change = one.tensor, one.tensor.change or Change()
     all_rows, columns = _layout(tensor, part)
     data, dtype = read(first, rows, all_rows)
-    if tensor.rows:
-        data = _rows_of_heads(tensor.rows, data, rows, columns)
-        rows = rows // tensor.rows.stride * tensor.rows.count
+    if change.transposed:
+        data = np.frombuffer(data, f"V{len(data) // (rows * columns)}").reshape(rows, columns).T.tobytes()
     if tensor.heads:
-        half, stride = all_rows // tensor.heads // 2, len(data) // rows
-        data = np.frombuffer(data, np.uint8).reshape(-1, 2, half, stride).swapaxes(1, 2).tobytes()
-    if tensor.offset:
+        data = _swapped(data, 2, all_rows // tensor.heads // 2, len(data) // rows)
+    if change.tiled:
+        data = _swapped(data, *change.tiled, len(data) // (rows * math.prod(change.tiled)))
+    if change.values or factor != 1:
         values = np.frombuffer(_core.dequantize(dtype, data, rows * columns), np.float32)
-        data, dtype = (values + np.float32(tensor.offset)).tobytes(), "F32"
+        data, dtype = ((change.values(values) if change.values else values) * np.float32(factor)).tobytes(), "F32"
     if one.dtype == dtype:
         return data
     try:
@@ -295,11 +302,9 @@ def _convert(one: _Planned, part: TensorEntry, first: int, rows: int,
                           allowed="finite weights") from error
 
 
-def _rows_of_heads(part: HeadRows, data: bytes, rows: int, columns: int) -> bytes:
-    """Return the rows that a tensor takes of whole heads."""
-    width = len(data) // (rows * columns)
-    taken = np.frombuffer(data, f"V{width}").reshape(-1, part.stride, columns)[:, part.first:part.first + part.count]
-    return (taken.swapaxes(1, 2) if part.transposed else taken).tobytes()
+def _swapped(data: bytes, groups: int, members: int, size: int) -> bytes:
+    """Store the first members of all groups, then the second ones. ``size``: bytes of a member."""
+    return np.frombuffer(data, np.uint8).reshape(-1, groups, members, size).swapaxes(1, 2).tobytes()
 
 
 def _rename_new(temporary: str, target: str) -> None:

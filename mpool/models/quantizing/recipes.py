@@ -8,6 +8,7 @@ inputs of a weight is not a multiple of a type's block, the type is replaced by 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Values per block.
@@ -16,7 +17,9 @@ BLOCK = {"Q4_K": 256, "Q5_K": 256, "Q6_K": 256, "Q4_0": 32, "Q5_0": 32, "Q5_1": 
 _FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 #: Parts of the names of weights that stay as they are.
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "token_types.weight", "position_embd.weight", "pos_embd.weight",
-         "attn_rel_b.weight", "rope_freqs.weight")
+         "attn_rel_b.weight", "rope_freqs.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
+#: Weights that project to values, alone or together with others.
+VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
 #: Experts of the models for which llama.cpp stores keys and values as Q8_0 (Mixtral).
 _MIXTRAL_EXPERTS = 8
 
@@ -44,17 +47,21 @@ class Model:
     """Facts of a model that decide about types.
 
     Attributes:
-        layers: number of layers.
+        layers: number of layers, with those for multi-token prediction.
         experts: number of experts; 0: none.
         tied: True if the token embedding is also the output layer.
         is_70b: True for the models that llama.cpp counts as 70B: Llama and Qwen2 with 80 layers, which share values
             between 8 or more heads.
+        value_layers: layers with a weight of :data:`VALUES`, in ascending order. Hybrid models have layers without.
+        down_layers: layers with ``ffn_down``, in ascending order.
     """
 
     layers: int
     experts: int
     tied: bool
     is_70b: bool
+    value_layers: Sequence[int]
+    down_layers: Sequence[int]
 
 
 def type_of(recipe: str, model: Model, name: str, shape: tuple[int, ...]) -> str | None:
@@ -90,11 +97,11 @@ def _refined(recipe: str, base: str, model: Model, name: str) -> str:
     if match is None:
         return base
     layer, part = int(match[1]), match[2]
-    if part == "attn_v":
-        chosen = base
-        if recipe in ("Q4_K_M", "Q5_K_M") and uses_more_bits(layer, model.layers):
+    if part in VALUES:
+        chosen, place = base, model.value_layers.index(layer)
+        if recipe in ("Q4_K_M", "Q5_K_M") and uses_more_bits(place, len(model.value_layers)):
             chosen = "Q6_K"
-        elif recipe == "Q4_K_S" and layer < 4:
+        elif recipe == "Q4_K_S" and place < 4:
             chosen = "Q5_K"
         if model.is_70b and chosen == "Q4_K":
             chosen = "Q5_K"
@@ -102,14 +109,13 @@ def _refined(recipe: str, base: str, model: Model, name: str) -> str:
     if part == "attn_k" and model.experts == _MIXTRAL_EXPERTS:
         return "Q8_0"
     if part in ("ffn_down", "ffn_down_exps", "ffn_down_shexp"):
-        if recipe in ("Q4_K_M", "Q5_K_M") and uses_more_bits(layer, model.layers):
+        place = layer if model.experts > 1 else model.down_layers.index(layer)
+        if recipe in ("Q4_K_M", "Q5_K_M") and uses_more_bits(place, model.layers):
             return "Q6_K"
-        if recipe == "Q4_K_S" and layer < model.layers // 8:
+        if recipe == "Q4_K_S" and place < model.layers // 8:
             return "Q5_K"
     if part == "attn_output" and model.experts == _MIXTRAL_EXPERTS and recipe in ("Q4_K_S", "Q4_K_M"):
         return "Q5_K"
-    if part == "attn_qkv":
-        return {"Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(recipe, base)
     return base
 
 

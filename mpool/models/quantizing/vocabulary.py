@@ -23,15 +23,24 @@ log = logger("mpool.models")
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+_WORDS = _CONTRACTIONS + r"[^\r\n\p{L}\p{N}]?\p{L}+|"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = "".join(r"[^\r\n\p{L}\p{N}]?" + cased + "|" for cased in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
 _DIGITS = r"\p{N}"
 #: Expressions that split texts, in the order in which they are applied -> name in ``tokenizer.ggml.pre``. None: the
 #: expression of GPT-2, which ``tokenizer.json`` does not spell out.
 _NAMES: dict[tuple[str | None, ...], str] = {
     (None,): "gpt-2", (_DIGITS, None): "smollm", (_WORDS + r"\p{N}{1,3}" + _REST,): "llama-bpe",
     (_WORDS + _DIGITS + _REST,): "qwen2", (*byte_pairs.DEEPSEEK_V2, _DIGITS): "deepseek-llm",
-    byte_pairs.DEEPSEEK_V3: "deepseek-v3"}
+    byte_pairs.DEEPSEEK_V3: "deepseek-v3",
+    (_CONTRACTIONS + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _SPACES,): "qwen35",
+    (_TEKKEN + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES,): "tekken",
+    (_WORDS + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACES,): "seed-coder"}
+#: Name of a pre-tokenizer after which words that are tokens are not merged -> the one after which they are.
+_MERGED = {"llama-bpe": "dbrx"}
 _MAX_FILE = 256 << 20
 
 
@@ -115,7 +124,10 @@ def _of_json(path: str, rows: int) -> tuple[Fields, dict[str, bytes], dict[str, 
     if bpe.get("byte_fallback"):
         _mark_sentencepiece(bpe, tokens.texts, tokens.types)
         return table, tokens.keys("llama", "default", **_sentencepiece(table, tokens.texts, tokens.types, merges)), ids
-    return table, tokens.keys("gpt2", _pre_tokenizer(table), merges=_joined(merges)), ids
+    pre = _pre_tokenizer(table)
+    if not bpe.bool("ignore_merges", False):
+        pre = _MERGED.get(pre, pre)
+    return table, tokens.keys("gpt2", pre, merges=_joined(merges)), ids
 
 
 def _of_ranks(path: str, settings: Fields, rows: int) -> tuple[Fields, dict[str, bytes], dict[str, int]]:
@@ -227,7 +239,8 @@ def _pre_tokenizer(table: Fields) -> str:
             splits.append(_DIGITS)
         elif part.get("type") == "Split" and isinstance(regex, str) and part.get("behavior") == "Isolated" \
                 and not part.get("invert"):
-            splits.append(regex.replace("\r", r"\r").replace("\n", r"\n"))  # some files have the characters themselves
+            # some files have the characters themselves, or state that a digit occurs once
+            splits.append(regex.replace("\r", r"\r").replace("\n", r"\n").replace(r"\p{N}{1}|", r"\p{N}|"))
         else:
             known = False
     if last.get("use_regex", True):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: Variables of chat templates that ``chat_template_kwargs`` must not contain: they are fields of requests, or belong to
 #: the chat template.
 _RESERVED = ("add_generation_prompt", "continue_final_message", "messages", "tools", "documents", "tokenizer",
-             "placeholder", "deadline", "merge_turns")
+             "images", "deadline", "merge_turns")
 
 
 async def chat(context: Context, body: ChatRequest) -> Response:

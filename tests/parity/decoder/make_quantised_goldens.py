@@ -27,9 +27,11 @@ PROMPT = [5, 99, 201, 300, 17, 250, 3]
 GREEDY, END = 16, 319
 #: Release whose random numbers are the weights of the recorded files: the one that ``pyproject.toml`` pins.
 TORCH = "2.13.0"
-MIXED = ("llama", "qwen2", "qwen3")
 #: Name of a recipe -> number of llama.cpp.
 FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}
+#: File -> recipes. Of hybrid models, only those that choose by the place of a layer among those with a weight.
+MIXED = {**dict.fromkeys(("llama", "qwen2", "qwen3"), tuple(FILE_TYPES)),
+         **dict.fromkeys(("qwen35moe", "lfm2", "nemotron_h", "granitehybrid"), ("Q4_K_S", "Q4_K_M"))}
 SEARCHED = {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
 
 
@@ -104,9 +106,9 @@ def main(folder: Path) -> None:
         found["files"][path.stem] = {"hash": file_hash(path).tobytes().hex(), "header": header_hash(path), "ids": ids,
                                      "greedy": greedy, "logits": [round(float(one), 5) for one in logits[:32]]}
         print(path.stem, greedy)
-    for name in MIXED:
-        found["types"][name] = {recipe: types(folder / f"{name}-F32.gguf", number, folder / "own.tmp")
-                                for recipe, number in FILE_TYPES.items()}
+    for name, recipes in MIXED.items():
+        found["types"][name] = {recipe: types(folder / f"{name}-F32.gguf", FILE_TYPES[recipe], folder / "own.tmp")
+                                for recipe in recipes}
     found["errors"] = errors(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so")
     Path(__file__).with_name("quantised.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
 

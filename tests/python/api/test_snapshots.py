@@ -79,6 +79,7 @@ def test_the_estimate_counts_a_state(lfm2: Path, monkeypatch: pytest.MonkeyPatch
     described = describing.describe(lfm2)
     assert state_bytes(described) == STATE == facts_of_model(described)["sequence_state_bytes"]
     assert facts_of_model(described)["snapshots"].startswith("up to 10 % of the memory limit")
+    assert facts_of_model(described)["est_memory_allocation_mb"] == estimate(described)  # no row states one
     plain = estimate(described)
     monkeypatch.setattr("mpool.models.catalogue.state_bytes", lambda _: 50_000_000)
     assert estimate(described) == plain + 50

@@ -128,7 +128,7 @@ def test_paths_texts_and_standard_input_are_ranked_together(bert: str, folder: P
 @pytest.mark.parametrize("command", ["search", "rerank"])
 def test_a_path_that_does_not_exist_is_noted(command: str, texts: list[str], noted: bool, bert: str, reranker: str,
                                              folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is a text, as any other argument."""
+    """Such an argument is a text, as any other."""
     assert main([command, "cat", *texts, "-m", bert if command == "search" else reranker, "--json"]) == 0
     output = capsys.readouterr()
     assert len(json.loads(output.out)) == len(texts) and (repr(texts[0]) in output.err) == noted

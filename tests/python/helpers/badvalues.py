@@ -2,6 +2,7 @@
 committed one. It has the whole text of every error, so it also shows swapped arguments and changed limits."""
 
 import copy
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -84,14 +85,31 @@ def outcome(read: Callable[[Any], Any], given: Any, hidden: Mapping[str, str] = 
         return text, None
 
 
+#: Class and words of an error about a value -> its short form.
+_SHORT = {("FormatError", "allowed: "): "= ", ("Unsupported", "mpool supports only "): "= Unsupported: ",
+          ("Unsupported", "which mpool does not support"): "= Unsupported"}
+
+
+def short(text: str, field: str, value: Any) -> str:
+    """Return an error without what the table says already.
+
+    An error with the expected field and value is written as ``=`` and its allowed values, with ``Unsupported`` if it
+    has this class. Any other text stays whole.
+    """
+    for got in ("missing",) if value is ... else (describe(value), kind(value)):
+        for (error, words), mark in _SHORT.items():
+            start = f"{error}: {field} is {got}, {words}"
+            if text.startswith(start):
+                return mark + text[len(start):]
+    return text
+
+
 def table(read: Callable[[Any], Any], base: Any, *, name: str = "", hidden: Mapping[str, str] = {},
           places: Callable[[Where], bool] = lambda where: True) -> dict[str, dict[str, str]]:
     """Return place -> outcome -> names of :data:`VALUES`.
 
     The places are the keys that the reader asks for, and the values of their lists. An outcome is ``"used"`` (the
-    result differs from that of ``base``), or an error. An error with the file, field and value found as expected is
-    written as ``=`` and its allowed values, with ``Unsupported`` if it has this class; of any other error, the table
-    has the whole text.
+    result differs from that of ``base``), or an error, see :func:`short`.
 
     Args:
         read: the reader; it must not keep or change its input.
@@ -120,12 +138,7 @@ def table(read: Callable[[Any], Any], base: Any, *, name: str = "", hidden: Mapp
             if given is None or repr(given) == repr(base):
                 continue
             text, result = outcome(read, given, hidden)
-            file = f"{name or 'config.json'}: {_text(where)}"
-            for got in ("missing",) if value is ... else (describe(value), kind(value)):
-                if text.startswith(f"FormatError: {file} is {got}, allowed: "):
-                    text = f"= {text[len(f'FormatError: {file} is {got}, allowed: '):]}"
-                elif text.startswith(f"Unsupported: {file} is {got}, mpool supports only "):
-                    text = f"= Unsupported: {text[len(f'Unsupported: {file} is {got}, mpool supports only '):]}"
+            text = short(text, f"{name or 'config.json'}: {_text(where)}", value)
             if not text and repr(result) != usual_text:
                 text = "used"
             if text and text != usual[0]:
@@ -140,6 +153,37 @@ def written(tables: Mapping[str, Any]) -> str:
     return "{" + ",\n".join(f"{json.dumps(name)}: {{\n" + ",\n".join(
         f" {json.dumps(place)}: {json.dumps(row, ensure_ascii=False)}" for place, row in rows.items()) + "}"
         for name, rows in tables.items()) + "}\n"
+
+
+#: Entry of a table with the rows that equal those of other tables: name of a table -> places.
+SAME = "same rows"
+
+
+def shared(tables: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return tables in which each row is written once, by the first table that has it."""
+    first: dict[str, str] = {}
+    made: dict[str, dict[str, Any]] = {}
+    for name, rows in tables.items():
+        same: dict[str, list[str]] = {}
+        made[name] = {}
+        for place, row in rows.items():
+            owner = first.setdefault(json.dumps([place, row]), name) if place else name
+            if owner == name:
+                made[name][place] = row
+            else:
+                same.setdefault(owner, []).append(place)
+        if same:
+            made[name][SAME] = same
+    return made
+
+
+def whole(tables: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the tables that :func:`shared` got."""
+    def row(name: str, place: str) -> Any:
+        own = tables[name]
+        return own[place] if place in own else row(next(n for n, p in own[SAME].items() if place in p), place)
+    return {name: {place: row(name, place) for place in [*rows, *itertools.chain(*rows.get(SAME, {}).values())]
+                   if place != SAME} for name, rows in tables.items()}
 
 
 def compare(wanted: Mapping[str, Any], found: Mapping[str, Any], script: str) -> None:

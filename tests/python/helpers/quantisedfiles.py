@@ -22,7 +22,16 @@ END = VOCAB - 3
 ROWS = 336
 TEXT = "Hello, world! It's 12345 o'clock.\n\n  The quick   brown fox."
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + SPACES
+#: Expressions of published tokenizer.json files, by the name of the pre-tokenizer.
+EXPRESSIONS = {
+    "llama-bpe": WORDS + r"\p{N}{1,3}" + REST, "dbrx": WORDS + r"\p{N}{1,3}" + REST, "qwen2": WORDS + r"\p{N}" + REST,
+    "qwen35": WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+") + r"\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + SPACES,
+    "seed-coder": WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}" "\r\n]+" + SPACES,
+    "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+              r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+              r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES}
 #: The expressions in DeepSeek-V3's tokenizer.json.
 V3_WORDS = (r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
             r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|""" "[^\r\n" r"\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -53,12 +62,37 @@ FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma2": ("gemma2", {"layers": 3, "tie": True}, "spm-plain"),
     "gemma3": ("gemma3", {"layers": 7, "tie": True}, "spm-plain"),
     "olmo2": ("olmo2", {}, "gpt-2"),
+    "olmo2_3": ("olmo2_3", {"layers": 3}, "dbrx"),
+    "qwen2moe": ("qwen2moe", {}, "qwen2"),
+    "qwen3next": ("qwen3next", {"layers": 3}, "qwen2"),
+    "qwen35": ("qwen35", {"layers": 3, "tie": True}, "qwen35"),
+    "qwen35moe": ("qwen35moe", {"layers": 3}, "qwen35"),
+    "lfm2": ("lfm2", {"layers": 3, "tie": True}, "llama-bpe"),
+    "lfm2moe": ("lfm2moe", {"layers": 3, "tie": True}, "llama-bpe"),
+    "granitehybrid": ("granitehybrid", {"layers": 3, "tie": True}, "dbrx"),
+    "granitemoe": ("granitemoe", {"tie": True}, "smollm"),
+    "granitemoe_shared": ("granitemoe_shared", {"tie": True}, "smollm"),
+    "nemotron_h": ("nemotron_h", {"layers": 3}, "tekken"),
+    "falcon_h1": ("falcon_h1", {}, "llama-bpe"),
+    "falcon_h1_tied": ("falcon_h1", {"tie": True, "mamba_rms_norm": False, "mamba_norm_before_gate": True},
+                       "llama-bpe"),
+    "cohere2": ("cohere2", {"layers": 5, "tie": True}, "smollm"),
+    "mistral3": ("mistral3", {}, "tekken"),
+    "glm4": ("glm4", {}, "dbrx"),
+    "ernie4_5": ("ernie4_5", {"tie": True}, "spm-plain"),
+    "exaone4": ("exaone4", {"layers": 3}, "gpt-2"),
+    "exaone4_window": ("exaone4_window", {"layers": 3}, "gpt-2"),
+    "seed_oss": ("seed_oss", {}, "seed-coder"),
 }
+#: Folders whose files are compared with those of ``tinygguf``, which llama.cpp has read.
+AS_CONVERTED = ("deepseek2", "deepseek2_kimi", "deepseek2_lite", "deepseek2_v2",
+                *(name for name in list(FOLDERS)[list(FOLDERS).index("olmo2_3"):] if name != "falcon_h1_tied"))
 #: Files of which llama.cpp's results are recorded: folder and type. The other folders were added later: what mpool
 #: computes of their files is compared with what it computes of the folders.
-RECORDED = ("llama", "llama_tied", "llama_linear", "llama_yarn", "qwen2", "qwen3")
+RECORDED = ("llama", "llama_tied", "llama_linear", "llama_yarn", "qwen2", "qwen3", "qwen35moe", "lfm2", "nemotron_h",
+            "falcon_h1_tied", "granitehybrid")
 FILES = [*((name, "F32") for name in RECORDED), ("llama", "Q8_0"), ("llama", "Q4_K_M"), ("llama", "Q6_K"),
-         ("qwen3", "Q8_0"), ("qwen2", "Q5_K_M")]
+         ("qwen3", "Q8_0"), ("qwen2", "Q5_K_M"), ("qwen3next", "Q8_0"), ("lfm2moe", "Q8_0")]
 
 
 def _sentencepiece(style: str) -> Any:
@@ -100,9 +134,8 @@ def _byte_level(pre: str) -> Any:
         if pre == "deepseek-llm":
             steps.insert(-1, pre_tokenizers.Digits(individual_digits=True))
     elif pre != "gpt-2":
-        digits = r"\p{N}{1,3}" if pre == "llama-bpe" else r"\p{N}"
-        steps.insert(0, pre_tokenizers.Split(Regex(WORDS + digits + REST), "isolated"))
-    tokenizer = Tokenizer(models.BPE())
+        steps.insert(0, pre_tokenizers.Split(Regex(EXPRESSIONS[pre]), "isolated"))
+    tokenizer = Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else byte_level
     tokenizer.train_from_iterator(
         [TEXT] * 3, trainers.BpeTrainer(vocab_size=VOCAB - 3, show_progress=False,
@@ -122,7 +155,7 @@ def write_tokenizer(folder: Path, pre: str) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"},
-        "add_bos_token": pre in ("llama-bpe", "deepseek-v3"),
+        "add_bos_token": pre in ("llama-bpe", "deepseek-v3", "tekken"),
         "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}))
 
 

@@ -20,7 +20,7 @@ import mpool
 NO_CACHE = {"MPOOL_PREFIX_PERCENT": "0", "MPOOL_SNAPSHOT_PERCENT": "0"}
 WORDS = "The quick brown fox jumps over lazy dogs . A cat sat on the mat , and it barked twice äöü 日本語".split()
 TOOLS = [{"type": "function", "function": {
-    "name": name, "description": f"Look up the {name} of a place and a day, in words that anybody understands.",
+    "name": name, "description": f"Look up the {name} of a place and a day, in plain words.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
                    "required": ["city"]}}} for name in ("weather", "traffic")]
 

@@ -7,6 +7,7 @@ stores pairs adjacently. Qwen2 and BERT are unchanged. Run as a script, it write
     python tests/python/helpers/tinygguf.py FOLDER
 """
 
+import functools
 import sys
 import zlib
 from pathlib import Path
@@ -33,7 +34,7 @@ def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | 
     Args:
         image: placeholder token of images.
     """
-    name = "<|image_pad|>" if arch == "qwen2vl" else "<image>"
+    name = "<|image_pad|>" if arch.startswith("qwen") else "<image>"
     if arch == "bert":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         tokens = special + [f"\u2581w{i}" for i in range(len(special), size)]
@@ -106,7 +107,9 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
     if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2", "olmo2", "exaone4") \
             and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
+    usual = [bool((i + 1) % 6) for i in range(config.num_hidden_layers)]  # of Gemma 3
+    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None) or arch == "gemma3" and \
+            [kind == "sliding_attention" for kind in config.layer_types] != usual:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if arch == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
@@ -308,7 +311,7 @@ def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
 
 
 def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
-          experts: Any = None, halves: bool = True, image: int | None = None,
+          experts: Any = None, halves: bool = True, image: int | None = None, vision: str | None = None,
           sections: list[int] | None = None, drafts: int = 0) -> Path:
     """Write a causal language model or BertModel of transformers as a GGUF file.
 
@@ -318,7 +321,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         experts: type of the experts' matrices; None: F32.
         halves: store the two halves of DeepSeek's kv_b as separate tensors, as files do since 2025.
         image: placeholder token of images.
-        sections: number of rotary pairs of a head for each of three positions; makes Qwen2 the decoder of Qwen2.5-VL.
+        vision: architecture of the file, if the model is the decoder of a vision model.
+        sections: number of rotary pairs of a head for each of three positions.
         drafts: number of layers at the end that become layers for drafts (multi-token prediction), with all experts'
             gate and up projections in one tensor per layer.
 
@@ -332,7 +336,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
             "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe",
             "falcon_h1": "falcon-h1"}.get(config.model_type, config.model_type)
-    arch = arch if sections is None else "qwen2vl"
+    arch = vision or arch
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid", "granitemoe",
                                                            "mistral3", "nemotron_h_moe")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -568,22 +572,24 @@ def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:
     return path
 
 
-def models() -> dict[str, Any]:
-    """Return the seeded models whose files the tests compare, by name. Most have two layers."""
+@functools.cache
+def model(name: str) -> Any:
+    """Return the seeded model whose file the tests compare: a family of DECODERS, ``"llama_tied"`` or ``"bert"``. Most
+    have two layers."""
     import paritymodels
 
-    made = {family: paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=157,
-                                         tie=family in paritymodels.TIED)
-            for family in paritymodels.DECODERS if family not in paritymodels.FOLDERS_ONLY}
-    made["llama_tied"] = paritymodels.decoder("llama", 2, vocab=157, tie=True)
-    made["bert"] = paritymodels.bert(2)
-    for name, model in made.items():  # seeded by name, so that a new family does not change the other files
-        paritymodels.randomise(model, zlib.crc32(name.encode()))
-        if getattr(model, "lm_head", None) is not None:
-            model.tie_weights()
+    family = name.removesuffix("_tied")
+    made = paritymodels.bert(2) if name == "bert" else paritymodels.decoder(
+        family, paritymodels.LAYERS.get(name, 2), vocab=157, tie=name != family or name in paritymodels.TIED)
+    paritymodels.randomise(made, zlib.crc32(name.encode()))  # so a new family does not change the other files
+    if getattr(made, "lm_head", None) is not None:
+        made.tie_weights()
     return made
 
 
 if __name__ == "__main__":
-    for called, built in models().items():
-        print(write(Path(sys.argv[1]) / f"{called}.gguf", built))
+    import paritymodels as known
+
+    for called in (*known.DECODERS, "llama_tied", "bert"):
+        if called not in known.FOLDERS_ONLY:
+            print(write(Path(sys.argv[1]) / f"{called}.gguf", model(called)))

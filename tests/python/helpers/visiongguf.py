@@ -19,39 +19,64 @@ OTHERS = {"embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedd
 
 
 QWEN = {"attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down"}
+        "mlp.down_proj": "ffn_down", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "mlp.linear_fc1": "ffn_up",
+        "mlp.linear_fc2": "ffn_down", "attn.qkv": "attn_qkv"}
+#: Family -> projector type, architecture of the decoder in GGUF files, name of its class and of its configuration.
+QWEN_FILES = {"qwen2_vl": ("qwen2vl_merger", "qwen2vl", "Qwen2"),
+              "qwen2_5_vl": ("qwen2.5vl_merger", "qwen2vl", "Qwen2"),
+              "qwen3_vl": ("qwen3vl_merger", "qwen3vl", "Qwen3"),
+              "qwen3_vl_moe": ("qwen3vl_merger", "qwen3vlmoe", "Qwen3Moe"),
+              "qwen3_5": ("qwen3vl_merger", "qwen35", "Qwen3_5"),
+              "qwen3_5_moe": ("qwen3vl_merger", "qwen35moe", "Qwen3_5Moe")}
+#: Keys of the decoder's configuration.
+KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")
 
 
 def decoder(model: Any, path: Path, image: int | None = None) -> None:
-    qwen = model.mpool_family == "qwen2_5_vl"
-    kind, config = (transformers.Qwen2ForCausalLM, transformers.Qwen2Config) if qwen else \
-        (transformers.LlamaForCausalLM, transformers.LlamaConfig)  # files of Mistral are Llama's
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-             "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")
+    # files of Mistral are Llama's
+    _, arch, family = QWEN_FILES.get(model.mpool_family, ("", None, "Gemma3" if model.mpool_family == "gemma3"
+                                                          else "Llama"))
+    kind = getattr(transformers, f"{family}ForCausalLM")
     given = model.config.text_config
-    text = kind(config(**{name: getattr(given, name) for name in names}, tie_word_embeddings=False, rope_parameters={
-        "rope_type": "default", "rope_theta": given.rope_parameters["rope_theta"]}))
+    rope = {key: value for key, value in given.rope_parameters.items() if not key.startswith("mrope_")}
+    if family.startswith(("Gemma3", "Qwen3")):
+        values = {key: value for key, value in given.to_dict().items() if key not in ("model_type", "architectures")}
+    else:
+        values = {name: getattr(given, name) for name in KEYS}
+    if family == "Qwen3Moe":
+        values["norm_topk_prob"] = True
+    text = kind(kind.config_class(**{**values, "tie_word_embeddings": False, "rope_parameters": rope}))
     inner = getattr(model.model, "language_model", None) or model.model.text_model
     text.load_state_dict({**{f"model.{name}": value for name, value in inner.state_dict().items()},
                           "lm_head.weight": model.lm_head.weight})
-    tinygguf.write(path, text, image=image, sections=given.rope_parameters["mrope_section"] if qwen else None)
+    tinygguf.write(path, text, image=image, vision=arch,
+                   sections=given.rope_parameters["mrope_section"] if arch else None)
 
 
 def qwen_projector(model: Any, path: Path) -> None:
-    """Write Qwen2.5-VL's projector file in the layout of llama.cpp's converter: the first matrix as two halves, and
-    separate queries, keys and values."""
-    vision, network = model.config.vision_config, model.model.visual
+    """Write the projector file of one of Qwen's models in the layout of llama.cpp's converter: the first matrix as two
+    halves, and separate queries, keys and values before Qwen3-VL."""
+    vision, network, family = model.config.vision_config, model.model.visual, model.mpool_family
     writer = gguf.GGUFWriter(str(path), "clip")
-    writer.add_string("clip.projector_type", "qwen2.5vl_merger")
-    writer.add_bool("clip.use_silu", True)
-    for key, value in (("image_size", 560), ("patch_size", vision.patch_size), ("block_count", vision.depth),
-                       ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
-                       ("attention.head_count", vision.num_heads), ("window_size", vision.window_size),
-                       ("n_wa_pattern", vision.fullatt_block_indexes[0] + 1), ("image_min_pixels", 400),
-                       ("image_max_pixels", 6000), ("projection_dim", vision.out_hidden_size)):
+    writer.add_string("clip.projector_type", QWEN_FILES[family][0])
+    hidden, ffn = (vision.embed_dim, vision.hidden_size) if family == "qwen2_vl" else \
+        (vision.hidden_size, vision.intermediate_size)
+    sizes = {"image_size": 560, "patch_size": vision.patch_size, "block_count": vision.depth,
+             "embedding_length": hidden, "feed_forward_length": ffn, "attention.head_count": vision.num_heads,
+             "image_min_pixels": 400, "image_max_pixels": 6000, "projection_dim": model.config.text_config.hidden_size}
+    if family == "qwen2_5_vl":
+        writer.add_bool("clip.use_silu", True)
+        sizes |= {"window_size": vision.window_size, "n_wa_pattern": vision.fullatt_block_indexes[0] + 1}
+    if family.startswith("qwen3"):
+        taps = getattr(vision, "deepstack_visual_indexes", ())
+        writer.add_bool("clip.use_gelu", True)
+        writer.add_array("clip.vision.is_deepstack_layers", [i in taps for i in range(vision.depth)])
+        sizes["image_size"] = int(vision.num_position_embeddings ** 0.5) * vision.patch_size
+    for key, value in sizes.items():
         writer.add_uint32(f"clip.vision.{key}", value)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    steps = visionmodels.processor("qwen2_5_vl")
+    steps = visionmodels.processor(family)
     writer.add_array("clip.vision.image_mean", [float(value) for value in steps.image_mean])
     writer.add_array("clip.vision.image_std", [float(value) for value in steps.image_std])
     for name, value in network.state_dict().items():
@@ -60,19 +85,88 @@ def qwen_projector(model: Any, path: Path) -> None:
         if name == "patch_embed.proj.weight":
             writer.add_tensor("v.patch_embd.weight", np.ascontiguousarray(values[:, :, 0]))
             writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values[:, :, 1]))
-        elif ".qkv." in name:
+        elif ".qkv." in name and not family.startswith("qwen3"):
             for letter, part in zip("qkv", np.split(values, 3)):
                 writer.add_tensor(f"v.blk.{parts[1]}.attn_{letter}.{end}", np.ascontiguousarray(part))
         elif parts[0] == "blocks":
             writer.add_tensor(f"v.blk.{parts[1]}.{QWEN['.'.join(parts[2:-1])]}.{end}", values)
-        elif parts[1] == "ln_q":
-            writer.add_tensor("v.post_ln.weight", values)
+        elif parts[0] in ("patch_embed", "pos_embed"):
+            writer.add_tensor("v.patch_embd.bias" if parts[0] == "patch_embed" else "v.position_embd.weight", values)
+        elif parts[0] == "deepstack_merger_list":
+            layer = vision.deepstack_visual_indexes[int(parts[1])]
+            writer.add_tensor(f"v.deepstack.{layer}.{parts[2].replace('linear_', '')}.{end}", values)
+        elif parts[1] in ("ln_q", "norm"):
+            writer.add_tensor(f"v.post_ln.{end}", values)
+        elif parts[1].startswith("linear_fc"):
+            writer.add_tensor(f"mm.{2 * int(parts[1][-1]) - 2}.{end}", values)
         else:
             writer.add_tensor(f"mm.{parts[2]}.{end}", values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+#: Parts of tensor names in projector files -> in files of Ollama's converter.
+OLLAMA = {"v.position_embd.": "v.pos_embed.", "v.patch_embd.": "v.patch_embed.", ".ffn_up.": ".mlp.linear_fc1.",
+          ".ffn_down.": ".mlp.linear_fc2.", ".ln1.": ".norm1.", ".ln2.": ".norm2.", "v.post_ln.": "v.merger.norm.",
+          "mm.0.": "v.merger.linear_fc1.", "mm.2.": "v.merger.linear_fc2.", ".fc1.": ".linear_fc1.",
+          ".fc2.": ".linear_fc2."}
+OLDER = {"v.patch_embd.weight.1": "v.patch_embd_1.weight", "v.patch_embd.weight": "v.patch_embd_0.weight",
+         "v.post_ln.": "v.merger.ln_q.", "mm.": "v.merger.mlp."}
+IMAGE_KEYS = ("block_count", "embedding_length", "attention.head_count", "attention.layer_norm_epsilon", "patch_size",
+              "window_size")
+
+
+def ollama(text: Path, image: Path, path: Path) -> Path:
+    """Join a pair of files to one file as Ollama's converter writes it."""
+    one, other = gguf.GGUFReader(text), gguf.GGUFReader(image)
+    old = one.fields["general.architecture"].contents()
+    arch = {"qwen2vl": "qwen25vl"}.get(old, old)
+    writer = gguf.GGUFWriter(str(path), arch)
+    copied = {key.replace(f"{old}.", f"{arch}.", 1): field for key, field in one.fields.items()
+              if not key.startswith("GGUF.") and key != "general.architecture"}
+    copied |= {f"{arch}.vision.{key}": other.fields[f"clip.vision.{key}"] for key in IMAGE_KEYS
+               if f"clip.vision.{key}" in other.fields}
+    for key, field in copied.items():
+        value = field.contents()
+        if key.endswith("rope.dimension_sections"):
+            key, value = f"{arch}.rope.mrope_section", value[:3]
+        if arch.startswith("qwen35") and key.endswith("attention.head_count_kv"):
+            writer.add_array(key, [0, value])  # the first layer has a delta net
+            continue
+        writer.add_key_value(key, value, field.types[0], sub_type=field.types[-1] if len(field.types) > 1 else None)
+    parts = {part.name: part.data for part in other.tensors}
+    if arch == "qwen25vl":
+        writer.add_array(f"{arch}.vision.fullatt_block_indexes",
+                         [other.fields["clip.vision.n_wa_pattern"].contents() - 1])
+        names = OLDER
+    else:
+        taps = [i for i, tap in enumerate(other.fields["clip.vision.is_deepstack_layers"].contents()) if tap]
+        writer.add_array(f"{arch}.vision.deepstack_visual_indexes", taps)
+        for old, new in (("image_mean", "image_mean"), ("image_std", "image_std")):
+            writer.add_array(f"{arch}.vision.{new}", other.fields[f"clip.vision.{old}"].contents())
+        for old, new in (("image_min_pixels", "shortest_edge"), ("image_max_pixels", "longest_edge")):
+            writer.add_uint32(f"{arch}.vision.{new}", other.fields[f"clip.vision.{old}"].contents())
+        both = np.stack([parts.pop("v.patch_embd.weight"), parts.pop("v.patch_embd.weight.1")], axis=2)
+        parts["v.patch_embd.weight"] = both.reshape(-1, *both.shape[2:])
+        for name in [name for name in parts if ".attn_qkv." in name]:
+            for letter, value in zip("qkv", np.split(parts.pop(name), 3)):
+                parts[name.replace("_qkv", f"_{letter}")] = value
+        for number, layer in enumerate(taps):
+            parts = {name.replace(f"v.deepstack.{layer}.", f"v.deepstack_merger.{number}."): value
+                     for name, value in parts.items()}
+        names = OLLAMA
+    for name, value in [(part.name, part.data) for part in one.tensors] + list(parts.items()):
+        for part, new in names.items() if name in parts else ():
+            name = name.replace(part, new)
+        name = name.replace(".ssm_dt.bias", ".ssm_dt")
+        writer.add_tensor(name, np.ascontiguousarray(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def projector(model: Any, path: Path, *, swapped: bool = False, width: int | None = None) -> None:
@@ -83,13 +177,13 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
         width: number of output rows to keep, for a file that does not match its decoder; None: all.
     """
     family, vision = model.mpool_family, model.config.vision_config
-    llava = family.startswith("llava")
-    if family == "qwen2_5_vl":
+    llava, gemma = family.startswith("llava"), family == "gemma3"
+    if family in QWEN_FILES:
         return qwen_projector(model, path)
-    network = model.model.vision_tower if llava else model.model.vision_model
+    network = model.model.vision_tower if llava or gemma else model.model.vision_model
     layers = vision.num_hidden_layers - llava  # the last layer is not used
     writer = gguf.GGUFWriter(str(path), "clip")
-    writer.add_string("clip.projector_type", "mlp" if llava else "idefics3")
+    writer.add_string("clip.projector_type", "mlp" if llava else "gemma3" if gemma else "idefics3")
     writer.add_bool("clip.use_gelu", not llava)
     for key, value in (("image_size", vision.image_size), ("patch_size", vision.patch_size), ("block_count", layers),
                        ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
@@ -99,7 +193,9 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     steps = visionmodels.processor(family)
     writer.add_array("clip.vision.image_mean", [float(value) for value in steps.image_mean])
     writer.add_array("clip.vision.image_std", [float(value) for value in steps.image_std])
-    if not llava:
+    if gemma:
+        writer.add_uint32("clip.vision.projector.scale_factor", 2)
+    elif not llava:
         writer.add_uint32("clip.vision.projector.scale_factor", model.config.scale_factor)
         writer.add_uint32("clip.vision.preproc_image_size", 96)
     if family == "llava_next":
@@ -126,6 +222,10 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
                                (2, model.model.multi_modal_projector.linear_2)):
             writer.add_tensor(f"mm.{number}.weight", linear.weight.detach().numpy()[:width])
             writer.add_tensor(f"mm.{number}.bias", linear.bias.detach().numpy()[:width])
+    elif gemma:
+        own = model.model.multi_modal_projector
+        writer.add_tensor("mm.input_projection.weight", own.mm_input_projection_weight.detach().numpy()[:, :width])
+        writer.add_tensor("mm.soft_emb_norm.weight", 1 + own.mm_soft_emb_norm.weight.detach().numpy())
     else:
         writer.add_tensor("mm.model.fc.weight", model.model.connector.modality_projection.proj.weight.detach().numpy())
     writer.write_header_to_file()

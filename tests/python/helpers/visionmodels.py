@@ -33,8 +33,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
                 "text": "llama", "more": {"scale_factor": 2}, "vision": {"image_size": 32}},
     "idefics3": {"config": "Idefics3Config", "model": "Idefics3ForConditionalGeneration", "encoder": "idefics3_vision",
                  "text": "llama", "more": {"scale_factor": 4}, "vision": {"image_size": 32}},
+    # the window is smaller than the rows of an image
+    "gemma3": {"config": "Gemma3Config", "model": "Gemma3ForConditionalGeneration", "encoder": "siglip_vision_model",
+               "text": "gemma3_text", "vision": {"image_size": 48, "layer_norm_eps": 1e-3},
+               "more": {"mm_tokens_per_image": 9, "boi_token_index": 158, "eoi_token_index": 157}},
+    "qwen2_vl": {"config": "Qwen2VLConfig", "model": "Qwen2VLForConditionalGeneration"},
     "qwen2_5_vl": {"config": "Qwen2_5_VLConfig", "model": "Qwen2_5_VLForConditionalGeneration"},
+    "qwen3_vl": {"config": "Qwen3VLConfig", "model": "Qwen3VLForConditionalGeneration"},
+    "qwen3_vl_moe": {"config": "Qwen3VLMoeConfig", "model": "Qwen3VLMoeForConditionalGeneration",
+                     "experts": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}},
+    "qwen3_5": {"config": "Qwen3_5Config", "model": "Qwen3_5ForConditionalGeneration"},
+    "qwen3_5_moe": {"config": "Qwen3_5MoeConfig", "model": "Qwen3_5MoeForConditionalGeneration",
+                    "experts": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                                "shared_expert_intermediate_size": 24}},
 }
+QWEN = tuple(name for name in FAMILIES if name.startswith("qwen"))
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
             "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
             "selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
@@ -56,20 +69,27 @@ PROCESSORS: dict[str, dict[str, Any]] = {
                 "max_image_size": {"longest_edge": 32}, "do_image_splitting": True, "do_pad": True},
     "idefics3": {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 96}, "resample": 1,
                  "max_image_size": {"longest_edge": 32}, "do_image_splitting": False, "do_pad": True},
-    "qwen2_5_vl": {"image_processor_type": "Qwen2VLImageProcessor", "resample": 3, "patch_size": 4, "merge_size": 2,
-                   "temporal_patch_size": 2, "size": {"shortest_edge": 400, "longest_edge": 6000}},
+    "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 48, "width": 48},
+               "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3,
+               "pan_and_scan_min_ratio_to_activate": 1.5},
+    **dict.fromkeys(QWEN, {"image_processor_type": "Qwen2VLImageProcessor", "resample": 3, "patch_size": 4,
+                           "merge_size": 2, "temporal_patch_size": 2,
+                           "size": {"shortest_edge": 400, "longest_edge": 6000}}),
 }
 
 
 def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> Any:
     """Create a model with ``layers`` decoder layers and ``encoder_layers`` layers of the image encoder."""
     row = FAMILIES[family]
-    if family == "qwen2_5_vl":
-        return _qwen(layers, encoder_layers)
+    if family in QWEN:
+        return _qwen(family, layers, encoder_layers)
     vision = {**_VISION, **row.get("vision", {}), "model_type": row["encoder"], "num_hidden_layers": encoder_layers}
     text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
     if row["text"] == "mistral":
         text["sliding_window"] = 100
+    if family == "gemma3":
+        text |= {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 6,
+                 "layer_types": ["sliding_attention", "full_attention"][-layers:]}
     config = getattr(transformers, row["config"])(vision_config=vision, text_config=text, image_token_id=IMAGE,
                                                   **{**row["more"], **more})
     model = getattr(transformers, row["model"])(config).eval()
@@ -77,15 +97,33 @@ def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> 
     return model
 
 
-def _qwen(layers: int, encoder_layers: int) -> Any:
+def _qwen(family: str, layers: int, encoder_layers: int) -> Any:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     text = {**_TEXT, "num_hidden_layers": layers, "rope_parameters": rope}
-    vision = {"depth": encoder_layers, "hidden_size": 48, "intermediate_size": 88, "num_heads": 3, "patch_size": 4,
-              "spatial_merge_size": 2, "window_size": 24, "out_hidden_size": 64, "fullatt_block_indexes": [1]}
-    config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config=text, image_token_id=IMAGE,
-                                           vision_start_token_id=158, vision_end_token_id=157, video_token_id=156)
-    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
-    model.mpool_family = "qwen2_5_vl"
+    vision = {"depth": encoder_layers, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2}
+    if family == "qwen2_vl":
+        vision |= {"embed_dim": 48, "mlp_ratio": 2, "hidden_size": 64}
+    else:
+        vision |= {"hidden_size": 48, "intermediate_size": 88, "out_hidden_size": 64}
+    if family == "qwen2_5_vl":
+        vision |= {"window_size": 24, "fullatt_block_indexes": [1]}
+    row = FAMILIES[family]
+    if family.startswith("qwen3"):  # images have more and fewer patches per side than the table of positions
+        vision["num_position_embeddings"] = 100
+        text |= {"head_dim": 20, **row.get("experts", {}),
+                 "rope_parameters": {**rope, "mrope_section": [4, 3, 3], "mrope_interleaved": True}}
+    if family.startswith("qwen3_vl"):
+        vision["deepstack_visual_indexes"] = [i for i in (0, 2)[:layers] if i < encoder_layers]
+    if family.startswith("qwen3_5"):
+        text |= {"head_dim": 32, "layer_types": ["linear_attention", "full_attention"][-layers:],
+                 "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
+                 "linear_num_value_heads": 4}
+        text["rope_parameters"] |= {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5}
+    config = getattr(transformers, row["config"])(
+        vision_config=vision, text_config=text, image_token_id=IMAGE, vision_start_token_id=158,
+        vision_end_token_id=157, video_token_id=156)
+    model = getattr(transformers, row["model"])(config).eval()
+    model.mpool_family = family
     return model
 
 
@@ -95,7 +133,7 @@ def randomised(family: str, layers: int = 2, encoder_layers: int = 3, seed: int 
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if any(word in name for word in ("position", "class_embedding", "newline")):
+        if any(word in name for word in ("position", "pos_embed", "class_embedding", "newline")):
             parameter.data = noise
         elif parameter.dim() < 2:
             parameter.data = 1 + 0.3 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise
@@ -114,13 +152,27 @@ def cut(model: Any, family: str, layers: int) -> Any:
     return part
 
 
+def transpose_experts(folder: Path) -> None:
+    """Transpose the matrices of all experts, as in published folders of Qwen3-VL. Transformers 5 saves them as they
+    are in its class."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    save_file({name: value.transpose(1, 2).contiguous() if ".mlp.experts." in name else value
+               for name, value in load_file(path).items()}, path, {"format": "pt"})
+
+
 def save(model: Any, family: str, folder: Path) -> Path:
     """Save a model with its processor configuration, a tokenizer of words and a chat template."""
     pytest.importorskip("tokenizers")
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     model.save_pretrained(folder)
+    if family == "qwen3_vl_moe":
+        transpose_experts(folder)
     special = {"<unk>": 0, "<s>": 1, "</s>": EOS, "<image>": IMAGE}
+    if family == "gemma3":
+        special |= {"<start_of_image>": IMAGE - 1, "<end_of_image>": IMAGE - 2}
     if family in ("smolvlm", "idefics3"):
         names = ["<fake_token_around_image>", "<global-img>",
                  *(f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3))]
@@ -135,7 +187,8 @@ def save(model: Any, family: str, folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", "eos_token": "</s>"}))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
     # Prompts of these models have a token before and after each image.
-    template = TEMPLATE.replace("<image>", "w20 <image> w21") if family == "qwen2_5_vl" else TEMPLATE
+    mark = {"gemma3": "<start_of_image>", **dict.fromkeys(QWEN, "w20 <image> w21")}.get(family, "<image>")
+    template = TEMPLATE.replace("<image>", mark)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
@@ -156,7 +209,7 @@ def tiles(family: str, pixels: np.ndarray) -> list[np.ndarray]:
     """Return the tiles of an image before normalisation, ``[height, width, 3]`` from 0 to 255 each."""
     done = processed(family, pixels, do_rescale=False, do_normalize=False)
     values = done["pixel_values"].numpy()
-    if family == "qwen2_5_vl":  # patches of two equal frames; the patches of a merged group are adjacent
+    if family in QWEN:  # patches of two equal frames; the patches of a merged group are adjacent
         _, down, across = done["image_grid_thw"][0].tolist()
         values = values.reshape(down // 2, across // 2, 2, 2, 3, 2, 4, 4)[:, :, :, :, :, 0]
         return [values.transpose(0, 2, 5, 1, 3, 6, 4).reshape(down * 4, across * 4, 3)]
@@ -168,11 +221,13 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
     family = model.mpool_family
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
     made = [processed(family, pixels) for pixels in images]
-    if family == "qwen2_5_vl":
+    if family in QWEN:
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
                 "image_grid_thw": torch.cat([one["image_grid_thw"] for one in made]),
                 "mm_token_type_ids": (found["input_ids"] == IMAGE).int()}
     found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
+    if family == "gemma3":
+        found["token_type_ids"] = (found["input_ids"] == IMAGE).int()
     if family in ("smolvlm", "idefics3"):
         found["pixel_values"] = found["pixel_values"][None]
     if family == "llava_next":

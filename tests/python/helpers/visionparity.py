@@ -35,13 +35,15 @@ def run(pool: mpool.Pool, made: Any, **options: Any) -> Any:
 
 
 def reference(model: Any, made: Any, images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the images and the logits of the prompt."""
+    """Return the rows of the images, with the vectors of the taps behind, and the logits of the prompt."""
     with torch.no_grad():
         given = visionmodels.inputs(model, made.prompt.tolist(), images)
         logits = model(**given).logits[0].numpy()
-        given = {name: value for name, value in given.items() if name not in ("input_ids", "mm_token_type_ids")}
-        rows = model.get_image_features(**given).pooler_output
-    return torch.cat([row.reshape(-1, row.shape[-1]) for row in rows]).numpy(), logits
+        given = {name: value for name, value in given.items() if not name.endswith("_ids")}
+        found = model.get_image_features(**given)
+    parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+    return torch.cat([torch.cat([row.reshape(-1, row.shape[-1]) for row in rows]) for rows in parts],
+                     dim=1).numpy(), logits
 
 
 def greedy_reference(model: Any, made: Any, images: list[np.ndarray], count: int) -> list[int]:

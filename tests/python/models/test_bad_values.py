@@ -1,13 +1,16 @@
 """Bad values of every key that a reader of model files asks for, and the whole text of each error.
 
-``bad_values.json`` has the configurations and the outcomes. ``known_keys.json`` has the keys that each reader knows,
-and what the values of other keys do. This writes the outcomes again, after a reader or a text changed on purpose:
+The files of ``bad_values`` have the configurations, the keys that their readers know, and the outcomes. A row that
+several configurations have is written once, and their ``same rows`` name the configuration that has it.
+``unknown_keys.json`` has the outcomes of keys that no reader knows. This writes all outcomes again, after a reader or
+a text changed on purpose, or for the configuration of a new family in a file of its own:
 
     PYTHONPATH=tests/python/helpers python tests/python/models/test_bad_values.py
 """
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +26,10 @@ from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_net
                                   vision_folder, vision_gguf)
 from mpool.models.formats.pipeline_tensors import Transformer
 
-SNAPSHOT = Path(__file__).with_name("bad_values.json")
-COMMITTED: dict[str, Any] = json.loads(SNAPSHOT.read_text("utf-8"))
+#: The rows of Llama are those of most decoders, so they come first.
+FILES = sorted(Path(__file__).with_name("bad_values").glob("*.json"), key=lambda file: (file.stem != "llama", file))
+STORED: dict[Path, dict[str, Any]] = {file: json.loads(file.read_text("utf-8")) for file in FILES}
+COMMITTED = badvalues.whole({name: rows for tables in STORED.values() for name, rows in tables.items()})
 NAME = "config.json"
 
 
@@ -108,6 +113,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "quantised": lambda values: hf_quantised.read_scheme(Fields.of(values, file=NAME)),
     "processor": lambda values: image_processor.read(Files(values)),  # type: ignore[arg-type]
     "tiles": lambda values: image_processor.read_tiling(Files(values)),  # type: ignore[arg-type]
+    "cropped": lambda values: image_processor.read_pan(Files(values)),  # type: ignore[arg-type]
     "resized": lambda values: image_processor.read_dynamic_size(Files(values)),  # type: ignore[arg-type]
     "scheduler": lambda values: pipelines._scheduler(Files(values)),  # type: ignore[arg-type]
     "clip": _part("clip", 0, "clip", "words", False), "projected": _part("clip", 1, "clip", "words", True),
@@ -115,8 +121,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "sd3": _part("transformer", False, None),
     "vae": _part("decoder", _SIZES), "gguf": _gguf,
     "projector": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "llava"),
+    "averaged": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "gemma3_vision"),
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
-    "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl")}
+    "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl"),
+    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl")}
 
 
 #: A new family changes the list of all names, but not the outcomes of the other families.
@@ -124,14 +132,20 @@ LISTS = {", ".join(sorted(architectures.IN_CONFIG)): "every model_type",
          ", ".join(sorted(architectures.IN_GGUF)): "every architecture of GGUF files"}
 
 
-def found(name: str, config: Any) -> dict[str, dict[str, str]]:
-    """Return the table of a reader. Keys that all networks share have one place in the file. The C core checks lists of
-    tokens."""
+def found(name: str, config: Any) -> dict[str, Any]:
+    """Return the table of a reader. ``ARCH`` is the name of its architecture. Keys that all networks share are in the
+    tables of two readers. The C core checks lists of tokens."""
     kind = name.split()[0]
     skipped = {"tokenizer.ggml.tokens"}
     if name not in ("encoder bert_roberta", "decoder llama"):
         skipped |= {"auto_map", "custom_pipelines", "trust_remote_code", "model_type"}
-    return badvalues.table(READERS[kind], config, hidden=LISTS, places=lambda where: where[0] not in skipped)
+    rows = badvalues.table(READERS[kind], config, hidden=LISTS, places=lambda where: where[0] not in skipped)
+    if kind in ("encoder", "decoder", "gguf"):
+        arch = (config["general.architecture"] if kind == "gguf" else
+                hf_config.find_architecture(Fields.of(config, file=NAME), kind == "encoder").name)
+        word = rf"(?<![\w-]){re.escape(arch)}(?![\w-])"
+        rows = json.loads(re.sub(word, "ARCH", json.dumps(rows, ensure_ascii=False)))
+    return {"": config, "known keys": known_keys(name, config), **rows}
 
 
 @pytest.mark.sample(4)
@@ -139,7 +153,7 @@ def found(name: str, config: Any) -> dict[str, dict[str, str]]:
 def test_outcomes_are_the_committed_ones(name: str) -> None:
     config = COMMITTED[name][""]
     assert badvalues.outcome(READERS[name.split()[0]], config)[0] == ""
-    badvalues.compare(COMMITTED[name], {"": config, **found(name, config)}, "test_bad_values.py")
+    badvalues.compare(COMMITTED[name], found(name, config), "test_bad_values.py")
 
 
 _LIMITS = [[], [0.5, 0.1], [-1.0, 1.0], [float("inf")] * 2, [0.0, float("nan")], [0.0, 2e9], [2e9, float("inf")],
@@ -177,8 +191,8 @@ NOT_LISTED = {
 def test_every_reader_has_a_configuration() -> None:
     """A family without a reader of its own needs none.
 
-    A new reader is missing: add ``"decoder zeta": {"": {...}}`` with a small config.json to ``bad_values.json`` (or
-    ``encoder zeta``; ``gguf zeta`` with the keys of a GGUF file), and run this file as a script.
+    A new reader is missing: make ``bad_values/zeta.json``, ``{"decoder zeta": {"": {...}}}`` with a small config.json
+    (or ``encoder zeta``; ``gguf zeta`` with the keys of a GGUF file), and run this file as a script.
     """
     listed, files = set(), set()
     for name, rows in COMMITTED.items():
@@ -196,13 +210,13 @@ def test_every_reader_has_a_configuration() -> None:
 
 # ---- keys that a reader does not use ---------------------------------------------------------------------------------
 
-KNOWN = Path(__file__).with_name("known_keys.json")
+UNKNOWN = Path(__file__).with_name("unknown_keys.json")
 #: Values of keys that change nothing in some of the families.
 VALUES: tuple[Any, ...] = (None, False, True, 0, 1, 2, 0.5, 1.0, 512, "absolute", "x", [], [1], {}, {"x": 1})
 _CHECKS = {"check_neutral": reading, "check_keys": image_processor, "_check_keys": pipelines}
 
 
-def known_keys(name: str) -> list[str]:
+def known_keys(name: str, given: Any) -> list[str]:
     """Return the keys of each call that checks for unknown ones, with the place of the section in the file."""
     calls = list[str]()
     with pytest.MonkeyPatch.context() as patch:
@@ -217,7 +231,7 @@ def known_keys(name: str) -> list[str]:
             for module in [module for place, module in sys.modules.items() if place.startswith("mpool.models.")]:
                 if getattr(module, check, None) is original:
                     patch.setattr(module, check, record)
-        badvalues.outcome(READERS[name.split()[0]], COMMITTED[name][""])
+        badvalues.outcome(READERS[name.split()[0]], given)
     return calls
 
 
@@ -228,33 +242,37 @@ def other_keys(check: str, key: str) -> dict[str, list[Any]]:
         config = Fields.of({key: value}, file=NAME)
         more = [image_processor._NEUTRAL] if check == "check_keys" else []
         text, _ = badvalues.outcome(lambda given: getattr(_CHECKS[check], check)(given, set(), *more), config)
-        found.setdefault(text.partition("; known: ")[0], []).append(value)
+        found.setdefault(badvalues.short(text.partition("; known: ")[0], f"{NAME}: {key}", value), []).append(value)
     return found
 
 
 #: Check -> keys that have a row in its table.
-_TABLES = {"check_neutral": [*sorted(reading._SKIPPED), *reading._NEUTRAL, "unknown"],
+_TABLES = {"check_neutral": [*sorted(reading._SKIPPED), *sorted(reading._NEUTRAL), "unknown"],
            "check_keys": [*sorted(image_processor._NEUTRAL), "unknown"],
            "_check_keys": [*sorted(pipelines._NEUTRAL), "unknown"]}
 
 
-def known_snapshot() -> dict[str, Any]:
-    same: dict[str, list[str]] = {}
-    for name in COMMITTED:
-        same.setdefault(json.dumps(known_keys(name)), []).append(name)
-    return {"readers": {", ".join(names): json.loads(calls) for calls, names in same.items()},
-            **{check: {key: other_keys(check, key) for key in keys} for check, keys in _TABLES.items()}}
+def unknown_keys() -> dict[str, dict[str, Any]]:
+    """Return check -> keys with the same outcomes -> these."""
+    made: dict[str, dict[str, Any]] = {}
+    for check, keys in _TABLES.items():
+        same: dict[str, list[str]] = {}
+        for key in keys:
+            same.setdefault(json.dumps(other_keys(check, key)), []).append(key)
+        made[check] = {" ".join(names): json.loads(outcomes) for outcomes, names in same.items()}
+    return made
 
 
 @pytest.mark.builds
-def test_keys_of_every_reader() -> None:
-    """Each reader accepts the keys that it reads, ignores those without an effect, and refuses the others."""
-    wanted, found = json.loads(KNOWN.read_text("utf-8")), json.loads(json.dumps(known_snapshot()))
-    for part in {**wanted, **found}:
-        badvalues.compare(wanted.get(part, {}), found.get(part, {}), "test_bad_values.py")
+def test_unknown_keys() -> None:
+    """Readers ignore keys without an effect, and refuse the others."""
+    wanted, found = json.loads(UNKNOWN.read_text("utf-8")), unknown_keys()
+    for check in {**wanted, **found}:
+        badvalues.compare(wanted.get(check, {}), found.get(check, {}), "test_bad_values.py")
 
 
 if __name__ == "__main__":
-    KNOWN.write_text(badvalues.written(known_snapshot()), "utf-8")
-    SNAPSHOT.write_text(badvalues.written({name: {"": rows[""], **found(name, rows[""])}
-                                           for name, rows in COMMITTED.items()}), "utf-8")
+    UNKNOWN.write_text(badvalues.written(unknown_keys()), "utf-8")
+    made = badvalues.shared({name: found(name, tables[name][""]) for tables in STORED.values() for name in tables})
+    for file, tables in STORED.items():
+        file.write_text(badvalues.written({name: made[name] for name in tables}), "utf-8")

@@ -17,9 +17,13 @@ SPELLINGS = {
     "Qwen3-0.6B": ["qwen3:0.6b"], "Qwen3-1.7B": ["qwen3:1.7b", "QWEN3:1.7B", "Qwen/Qwen3-1.7B-GGUF"],
     "Qwen3-4B": ["qwen3:4b"], "Qwen3-8B": ["qwen3:8b", "qwen3", "qwen3:latest"], "Qwen3-32B": ["qwen3:32b"],
     "Qwen3-Coder-30B-A3B-Instruct": ["qwen3-coder:30b", "qwen3-coder-30b-a3b"],
-    "granite-4.0-h-tiny": ["granite4", "granite4:tiny-h"], "Falcon-H1-0.5B-Instruct": ["falcon-h1:0.5b"],
+    "granite-4.0-h-tiny": ["granite4:tiny-h", "granite4:7b-a1b-h"], "granite-4.0-micro": ["granite4"],
+    "granite-4.0-h-small": ["granite4:small-h"], "granite-4.0-h-micro": ["granite4:micro-h"],
+    "Falcon-H1-0.5B-Instruct": ["falcon-h1:0.5b"], "Nemotron-3-Nano-4B": ["nemotron-3-nano:4b"],
     "Nemotron-3-Nano-30B-A3B": ["nemotron-3-nano:30b", "unsloth/Nemotron-3-Nano-30B-A3B-GGUF"],
-    "Qwen3.5-0.8B": ["qwen3.5:0.8b"], "Qwen3.5-4B": ["qwen3.5:4b", "unsloth/Qwen3.5-4B-GGUF"],
+    "LFM2.5-1.2B-Instruct": ["lfm2.5:1.2b"], "LFM2.5-8B-A1B": ["lfm2.5", "lfm2.5:8b-a1b"], "Qwen3.8-27B": ["qwen3.8"],
+    "Qwen3.5-0.8B": ["qwen3.5:0.8b"],
+    "Qwen3.5-4B": ["qwen3.5:4b", "unsloth/Qwen3.5-4B-GGUF", "qwen3.5:4b-q4_K_M"],
     "Qwen3.5-9B": ["qwen3.5"],
     "Olmo-3-7B-Instruct": ["olmo-3"], "GLM-4-9B-0414": ["glm4:9b"], "ERNIE-4.5-0.3B-PT": ["ernie4.5:0.3b"],
     "EXAONE-4.0-1.2B": ["exaone4:1.2b"], "EXAONE-4.0-32B": ["exaone4"], "c4ai-command-r7b-12-2024": ["command-r7b"],
@@ -27,7 +31,8 @@ SPELLINGS = {
     "granite-3.1-1b-a400m-instruct": ["granite3.1-moe:1b"], "granite-3.1-3b-a800m-instruct": ["granite3.1-moe"],
     "Qwen1.5-MoE-A2.7B-Chat": ["qwen1.5-moe"], "Mixtral-8x7B-Instruct-v0.1": ["mixtral"],
     "Seed-OSS-36B-Instruct": ["seed-oss"],
-    "Qwen3.6-35B-A3B": ["qwen3.6:35b"], "Qwen3-Next-80B-A3B-Instruct": ["qwen3-next:80b"],
+    "Qwen3.6-35B-A3B": ["qwen3.6", "qwen3.6:35b", "qwen3.6:35b-a3b-q4_K_M"],
+    "Qwen3-Next-80B-A3B-Instruct": ["qwen3-next:80b"],
     "Qwen2.5-0.5B-Instruct": ["qwen2.5:0.5b", "Qwen2.5-0.5B"], "Phi-3-mini-4k-instruct": ["phi3", "phi3:mini",
                                                                           "microsoft/Phi-3-mini-4k-instruct-gguf"],
     "Phi-4": ["phi4"], "Phi-4-reasoning": ["phi4-reasoning"], "gpt-oss-20b": ["gpt-oss:20b", "GPT-OSS-20B"],
@@ -50,6 +55,7 @@ SPELLINGS = {
     "dinov2-base": [],
     "llava-1.5-7b-hf": ["llava-hf/llava-1.5-7b-hf"], "SmolVLM-256M-Instruct": [], "Qwen2.5-VL-3B-Instruct": [
         "qwen2.5vl:3b", "qwen2.5-vl:3b"], "Qwen2.5-VL-7B-Instruct": ["qwen2.5-vl"],
+    "Qwen2-VL-2B-Instruct": [], "Qwen3-VL-2B-Instruct": ["qwen3-vl:2b"], "Qwen3-VL-8B-Instruct": ["qwen3-vl"],
     "FLUX.1-schnell": ["black-forest-labs/FLUX.1-schnell", "flux-schnell"],
     "stable-diffusion-3.5-large-turbo": ["stabilityai/stable-diffusion-3.5-large-turbo"],
     "stable-diffusion-3.5-medium": ["sd3.5-medium"],
@@ -63,6 +69,7 @@ def test_spellings(key: str) -> None:
     row = found.rows[key]
     for name in (key, key.lower(), key.upper(), *SPELLINGS[key], *row.aliases):
         assert found.find(parse_reference(name)) is row, name
+    assert found.get(f"{row.aliases[0] if row.aliases else key}-m") is None  # no quantisation of the file
     assert row.license and row.est_memory_allocation_mb > 48
     assert row.download_bytes or row.capability == "text_embedding"
 

@@ -2,6 +2,7 @@
 keys, and the names and shapes of tensors."""
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -24,7 +25,7 @@ SMALL = dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=2, interme
 VISION: dict[str, Any] = dict(SMALL, image_size=32, patch_size=8)
 TEXT: dict[str, Any] = dict(SMALL, vocab_size=90, max_position_embeddings=20)
 QWEN: dict[str, Any] = dict(depth=3, hidden_size=48, num_heads=4, intermediate_size=72, out_hidden_size=64,
-                            fullatt_block_indexes=[1], patch_size=7, window_size=56)
+                            patch_size=7)
 
 
 def _text(kind: str) -> Callable[[Fields], Any]:
@@ -63,8 +64,14 @@ READERS: dict[str, tuple[str, dict[str, Any], set[str], Callable[[Fields], Any]]
                  _vision(vision_folder.read_idefics3)),
     "smolvlm": ("SmolVLMConfig", {"vision_config": {"patch_size": 14}}, {"vision_config", "text_config"},
                 _vision(vision_folder.read_idefics3)),
-    "qwen2_5_vl": ("Qwen2_5_VLConfig", {"vision_config": {"out_hidden_size": 8192}}, {"vision_config", "text_config"},
-                   _vision(vision_folder.read_qwen)),
+    "gemma3": ("Gemma3Config", {"vision_config": {"image_size": 896, "patch_size": 14}},
+               {"vision_config", "text_config"}, _vision(vision_folder.read_gemma)),
+    "qwen2_vl": ("Qwen2VLConfig", {"vision_config": {"hidden_size": 8192}},
+                 {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_qwen)),
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", {"vision_config": {"out_hidden_size": 8192}},
+                   {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_qwen)),
+    "qwen3_vl": ("Qwen3VLConfig", {"vision_config": {"out_hidden_size": 4096}},
+                 {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_qwen)),
 }
 
 
@@ -120,21 +127,26 @@ def test_a_key_that_is_missing_has_the_default_of_its_class(name: str) -> None:
                                "use_swiglu_ffn": True, "qkv_bias": False}),
     ("registers", "Dinov2WithRegistersModel", {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1,
                                                "num_register_tokens": 5}),
-    ("qwen", "Qwen2_5_VisionTransformerPretrainedModel", QWEN)],
+    ("qwen2_vl", "Qwen2VisionTransformerPretrainedModel",
+     {"depth": 3, "embed_dim": 48, "num_heads": 4, "mlp_ratio": 2, "hidden_size": 64, "patch_size": 7}),
+    ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel",
+     QWEN | {"fullatt_block_indexes": [1], "window_size": 56}),
+    ("qwen3_vl", "Qwen3VLVisionModel",
+     QWEN | {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]})],
     ids=["clip", "clip-text", "clip-alone", "siglip", "siglip-text", "siglip-alone", "dinov2", "gated", "registers",
-         "qwen"])
+         "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_tensors_have_the_names_and_shapes_of_the_class(tmp_path: Path, name: str, model: str,
                                                         settings: dict[str, Any]) -> None:
     """Parts of a stored tensor cover it in order. Every tensor that the class saves is read or ignored."""
     safetensors = pytest.importorskip("safetensors")
-    if name == "qwen":
-        from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as one, modeling_qwen2_5_vl as modeling
-
-        config = one.Qwen2_5_VLVisionConfig(**settings)
-        cls = getattr(modeling, model)
-        network, merge = image_networks.read_qwen(Fields(json.loads(json.dumps(config.to_dict())), file="config.json"))
-        assert merge == 2
-        also = ("merger.mlp",)
+    if name.startswith("qwen"):
+        cls = getattr(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), model)
+        config = cls.config_class(**settings)
+        given = Fields(json.loads(json.dumps(config.to_dict())), file="config.json")
+        found = image_networks.read_qwen(given, name, (0,))
+        network = found.network
+        assert (found.merge, found.output, found.taps) == (2, 64, (0, 2) if name == "qwen3_vl" else ())
+        also = ("merger.mlp", "merger.linear_fc", "deepstack_merger_list")
     else:
         config, cls = getattr(transformers, READERS[name][0]).from_dict(settings), getattr(transformers, model)
         network = READERS[name][3](Fields(json.loads(json.dumps(config.to_dict())), file="config.json"))

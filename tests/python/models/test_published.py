@@ -525,7 +525,8 @@ def test_files_of_ollamas_converter(tmp_path: Path, family: str) -> None:
     model = paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), tie=family == "gemma3")
     if family == "gemma3":
         model.config.max_position_embeddings, model.config.rms_norm_eps = 131072, 1e-6
-    path = tinygguf.write(tmp_path / "model.gguf", model, sections=[2, 3, 3] if family == "qwen2" else None)
+    path = tinygguf.write(tmp_path / "model.gguf", model, sections=[2, 3, 3] if family == "qwen2" else None,
+                          vision="qwen2vl" if family == "qwen2" else None)
     raw, tensors, files = gguf_tables.read_gguf(str(path))
     plain = gguf_model.describe_tables(raw, tensors, files, key="k", ref="r")
     kv, others = _as_ollama(dict(raw), tensors)

@@ -22,7 +22,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llava_next": {"model_type": "llava_next", "text_config": TEXT, "vision_config": CLIP,
                    "image_grid_pinpoints": [[32, 64], [64, 32]]},
     "idefics3": {"model_type": "idefics3", "text_config": TEXT, "vision_config": SIGLIP},
+    "gemma3": {"model_type": "gemma3", "text_config": TEXT, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
+    "qwen2_vl": {"model_type": "qwen2_vl", "text_config": {"hidden_size": 64}, "vision_config": {
+        "embed_dim": 48, "num_heads": 4, "hidden_size": 64}},
     "qwen2_5_vl": {"model_type": "qwen2_5_vl", "text_config": {"hidden_size": 64}, "vision_config": {
+        "hidden_size": 48, "num_heads": 4, "out_hidden_size": 64}},
+    "qwen3_vl": {"model_type": "qwen3_vl", "text_config": {"hidden_size": 64}, "vision_config": {
         "hidden_size": 48, "num_heads": 4, "out_hidden_size": 64}}}
 
 
@@ -69,6 +74,30 @@ def test_layers_that_are_computed(name: str, changes: dict[str, Any], layers: in
         tensor.name for tensor in found.tensors if tensor.name.endswith("ln1.weight")}
 
 
+@pytest.mark.parametrize("name, changes, field, allowed", [
+    *(("gemma3", {"mm_tokens_per_image": rows}, "mm_tokens_per_image", "the number of squares of equal size that")
+      for rows in (3, 9, 25)),
+    ("qwen2_vl", {"vision_config.hidden_size": 48}, "vision_config.hidden_size", "64, the decoder's hidden_size"),
+    ("qwen2_vl", {"vision_config.mlp_ratio": 1e308}, "mlp_ratio", "a finite number above 0, at most 1024"),
+    ("qwen3_vl", {"vision_config.out_hidden_size": 48}, "out_hidden_size", "64, the decoder's hidden_size"),
+    ("qwen3_vl", {"vision_config.num_position_embeddings": 2305}, "vision_config.num_position_embeddings",
+     "a square number"),
+    *(("qwen3_vl", {"vision_config.deepstack_visual_indexes": taps}, "vision_config.deepstack_visual_indexes",
+       "ascending numbers of layers from 0 to 26") for taps in ([1, 0], [1, 1], [-1, 2], [5, 27])),
+    ("qwen3_vl", {"text_config.rope_parameters": {"mrope_section": [24, 20]}}, "mrope_section",
+     "three numbers above 0")])
+def test_sizes_of_encoders_and_projectors(name: str, changes: dict[str, Any], field: str, allowed: str) -> None:
+    with pytest.raises(errors.FormatError) as caught:
+        vision_folder.READERS[name](config(name, changes))
+    assert str(caught.value.field).endswith(field) and str(caught.value.allowed).startswith(allowed)
+
+
+def test_positions_whose_sections_follow_each_other_are_refused() -> None:
+    with pytest.raises(errors.Unsupported, match="mrope_interleaved is false"):
+        vision_folder.READERS["qwen3_vl"](config("qwen3_vl", {"text_config.rope_parameters": {
+            "mrope_section": [24, 20, 20], "mrope_interleaved": False}}))
+
+
 PLAIN: dict[str, Any] = {"size": {"height": 32, "width": 32}, "do_center_crop": False}
 TILED: dict[str, Any] = {"image_processor_type": "LlavaNextImageProcessor", "size": {"height": 32, "width": 32},
                          "do_center_crop": False, "image_grid_pinpoints": [[32, 64], [64, 32]]}
@@ -90,6 +119,12 @@ TILED: dict[str, Any] = {"image_processor_type": "LlavaNextImageProcessor", "siz
      "sizes that depend on the image", "32 x 32 pixels"),
     ("idefics3", {}, {"image_processor_type": "Idefics3ImageProcessor", "max_image_size": {"longest_edge": 40}},
      "config.json", "vision_config.image_size", 32, f"max_image_size of {image_processor.NAME}, 40"),
+    *(("gemma3", {}, {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32},
+                      "do_pan_and_scan": True, **changed}, image_processor.NAME, next(iter(changed)),
+       str(next(iter(changed.values()))), allowed) for changed, allowed in (
+           ({"pan_and_scan_min_crop_size": 0}, "an integer from 1 to 4096"),
+           ({"pan_and_scan_max_num_crops": 65}, "an integer from 1 to 64"),
+           ({"pan_and_scan_min_ratio_to_activate": 0.0}, "a finite number above 0"))),
     ("qwen2_5_vl", {}, {"patch_size": 14, "merge_size": 3}, "config.json", "vision_config.patch_size",
      "14 with spatial_merge_size 2", f"patch_size and merge_size of {image_processor.NAME}, 14 and 3")])
 def test_processors_that_do_not_fit(tmp_path: Path, name: str, changes: dict[str, Any], values: dict[str, Any],
@@ -154,6 +189,10 @@ def test_tensors_of_the_parts_of_a_model() -> None:
                                  ("language_model.model.layers.0.x", "text", "model.layers.0.x"),
                                  ("visual.merger.mlp.0.bias", "projector", "mlp.0.bias"),
                                  ("visual.merger.ln_q.weight", "encoder", "merger.ln_q.weight"),
+                                 ("model.visual.merger.norm.bias", "encoder", "merger.norm.bias"),
+                                 ("model.visual.merger.linear_fc1.bias", "projector", "merger.linear_fc1.bias"),
+                                 ("visual.deepstack_merger_list.1.norm.bias", "projector",
+                                  "deepstack_merger_list.1.norm.bias"),
                                  ("model.image_newline", "projector", "image_newline")):
         assert vision_folder._parts({spelling: 1}, "f")[part] == {name: 1}  # type: ignore[dict-item]
     with pytest.raises(errors.FormatError, match="other.weight, which the model does not have"):

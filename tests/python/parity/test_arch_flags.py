@@ -26,13 +26,14 @@ HEADER = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
 FLAGS = {**{family: re.findall(rf"MP_{family.upper()}_(\w+) = 1 <<", HEADER)
             for family in ("encoder", "decoder", "diffusion")},
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
-         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL"], "lookup": []}
+         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL", "ALIGNED"], "lookup": []}
 #: Flips that make a model unloadable -> part of the error.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes",
-                                       ("qwen2_5_vl", "ANY_SIZE"): "the model takes squares of",
                                        ("qwen2_5_vl", "ROOT_NORMS"): "v.post_ln.bias is missing",
-                                       ("qwen2_5_vl", "AXIAL"): "v.patch_embd.weight is of shape"}
+                                       **{(f"qwen{name}_vl", flag): words for name in ("2", "2_5", "3")
+                                          for flag, words in (("ANY_SIZE", "the model takes squares of"),
+                                                              ("AXIAL", "v.patch_embd.weight is of shape"))}}
 #: Decoders: flag -> part of the error in a row that gets the flag. For a flag that adds tensors or keys, the error says
 #: that one is missing; a row that loses the flag then has tensors "not part of this architecture". A flag that removes
 #: tensors has it the other way round: its entry here says that a tensor is left over, and its entry in DECODERS_NEED
@@ -55,7 +56,7 @@ VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", 
 VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "pixels, got"}
 #: Flags that are flipped only in rows that have them. In other rows they have no effect: the file lacks the tensors
 #: that they concern, or another flag of the row has the same effect.
-WHERE_SET = {"TOKEN_TYPES", "ROOT_NORMS", "AXIAL"}
+WHERE_SET = {"TOKEN_TYPES", "ROOT_NORMS", "AXIAL", "ALIGNED"}
 #: Flags without an effect on complete files: see test_a_missing_bias_is_refused.
 REQUIRING = {"BIAS"}
 #: Family and flag -> flag beside which it has no effect.
@@ -163,7 +164,7 @@ def test_a_missing_bias_is_refused(tmp_path: Path, pool: mpool.Pool, monkeypatch
     """The flag BIAS requires the biases that other rows may lack. So does the table of architectures, before the core
     sees the file."""
     gguf = pytest.importorskip("gguf")
-    add, model = gguf.GGUFWriter.add_tensor, tinygguf.models()["bert"]
+    add, model = gguf.GGUFWriter.add_tensor, tinygguf.model("bert")
     for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"):
         def add_others(writer: Any, tensor: str, *more: Any, left_out: str = f"{name}.bias", **options: Any) -> None:
             if not tensor.endswith(left_out):

@@ -211,3 +211,27 @@ def test_gguf(tmp_path: Path, family: str, base: str, adapter: str) -> None:
         pool.load(place, adapters={"one": path}, compute="float32")
         got = logits(pool, place, tokens, "float32", "one")
     assert np.abs(got - expected(merged(model, found, 0.5), tokens)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_logits_of_a_vision_model(tmp_path: Path, family: str) -> None:
+    """An adapter updates the decoder, also where it reads an image."""
+    import visionmodels
+    from visionparity import random_images, reference, relative, request, run
+
+    model = visionmodels.randomised(family)
+    folder = visionmodels.save(model, family, tmp_path / "base")
+    found = {name: pair for name, pair in matrices(model, 8, 5, ATTENTION).items() if "language_model" in name}
+    assert found
+    save_peft(tmp_path / "lora", found, 12.0)
+    images = random_images([(63, 90)])
+    with mpool.Pool() as pool:
+        pool.load(str(folder), adapters={"one": tmp_path / "lora"}, compute="float32")
+        made = request(pool, folder, images)
+        adapter = pool.get(str(folder))._entry.setup.adapter_id("one")
+        got = run(pool, made, prompt_logits=True, adapter=adapter).prompt_logits()
+        plain = run(pool, made, prompt_logits=True).prompt_logits()
+    assert relative(plain, reference(model, made, images)[1]) <= TOLERANCE
+    changed = merged(model, found, 1.5)
+    changed.mpool_family = family
+    assert relative(got, reference(changed, made, images)[1]) <= TOLERANCE and not np.array_equal(got, plain)

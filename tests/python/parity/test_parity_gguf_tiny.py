@@ -33,11 +33,6 @@ NEAR_GELU = 2e-3
 TOKENS = np.random.default_rng(31).integers(2, 157, 131)
 
 
-@pytest.fixture(scope="module")
-def models() -> dict[str, Any]:
-    return tinygguf.models()
-
-
 def _expected(model: Any, tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return model(torch.tensor(tokens[None])).logits[0].numpy()
@@ -45,25 +40,25 @@ def _expected(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*(name for name in DECODERS if name not in FOLDERS_ONLY), "llama_tied"])
-def test_decoder(models: dict[str, Any], tmp_path: Path, name: str) -> None:
-    path = str(tinygguf.write(tmp_path / "m.gguf", models[name]))
+def test_decoder(tmp_path: Path, name: str) -> None:
+    path = str(tinygguf.write(tmp_path / "m.gguf", tinygguf.model(name)))
     with mpool.Pool() as pool:
         got = logits(pool, path, TOKENS, "float32")
         generated = greedy(pool, path, TOKENS[:9], 12, "float32")
-    assert np.abs(got - _expected(models[name], TOKENS)).max() <= TOLERANCE
+    assert np.abs(got - _expected(tinygguf.model(name), TOKENS)).max() <= TOLERANCE
     context = np.concatenate([TOKENS[:9], generated])
-    rows = _expected(models[name], context)[8:-1].copy()
+    rows = _expected(tinygguf.model(name), context)[8:-1].copy()
     rows[:, 1] = -np.inf  # the end token is not sampled
     assert rows.argmax(axis=1).tolist() == generated.tolist()
 
 
 @pytest.mark.parametrize("name", ["deepseek2", "deepseek2_lite"])
-def test_latents_in_one_tensor_or_two(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+def test_latents_in_one_tensor_or_two(tmp_path: Path, name: str) -> None:
     """Older files have one tensor for keys and values, newer files two."""
-    path = str(tinygguf.write(tmp_path / "m.gguf", models[name], halves=False))
+    path = str(tinygguf.write(tmp_path / "m.gguf", tinygguf.model(name), halves=False))
     with mpool.Pool() as pool:
         got = logits(pool, path, TOKENS, "float32")
-    assert np.abs(got - _expected(models[name], TOKENS)).max() <= TOLERANCE
+    assert np.abs(got - _expected(tinygguf.model(name), TOKENS)).max() <= TOLERANCE
 
 
 GOLDENS = Path(__file__).resolve().parents[2] / "parity" / "decoder" / "tiny.npz"
@@ -82,9 +77,9 @@ OTHER_TEXT = ("gpt_oss", "phi3_long", "deepseek2_v2")
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sorted(name.removesuffix(".hash") for name in np.load(GOLDENS) if ".hash" in name))
-def test_decoder_against_llama_cpp(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+def test_decoder_against_llama_cpp(tmp_path: Path, name: str) -> None:
     """Logits and 16 greedy tokens match those of llama.cpp for the same bytes (``make_tiny_goldens.py``)."""
-    path = tinygguf.write(tmp_path / "m.gguf", models[name])
+    path = tinygguf.write(tmp_path / "m.gguf", tinygguf.model(name))
     with np.load(GOLDENS) as goldens:
         known, expected, tokens = (goldens[f"{name}.{part}"] for part in ("hash", "logits", "greedy"))
     assert np.array_equal(file_hash(path), known), "the file changed: regenerate the goldens"
@@ -99,10 +94,10 @@ def test_decoder_against_llama_cpp(models: dict[str, Any], tmp_path: Path, name:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("type_name", ["MXFP4", "Q8_0"])
 @pytest.mark.parametrize("name", ["gpt_oss"])
-def test_experts_quantised(models: dict[str, Any], tmp_path: Path, name: str, type_name: str) -> None:
+def test_experts_quantised(tmp_path: Path, name: str, type_name: str) -> None:
     """GPT-OSS is published in MXFP4. The reference has the same rounded weights."""
     kind = tinygguf.gguf.GGMLQuantizationType[type_name]
-    model = copy.deepcopy(models[name])
+    model = copy.deepcopy(tinygguf.model(name))
     for parameter_name, parameter in model.named_parameters():
         if ".experts." in parameter_name and parameter.dim() == 3:
             stored = parameter.data.transpose(1, 2).contiguous().numpy()
@@ -136,22 +131,22 @@ def test_layers_for_drafts_are_read_over(tmp_path: Path, family: str, kinds: lis
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt_oss"])
-def test_order_of_rotary_pairs_matters(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+def test_order_of_rotary_pairs_matters(tmp_path: Path, name: str) -> None:
     """The wrong order of queries and keys gives other logits, so the comparison above detects it."""
-    path = str(tinygguf.write(tmp_path / "m.gguf", models[name], adjacent=name != "llama"))
+    path = str(tinygguf.write(tmp_path / "m.gguf", tinygguf.model(name), adjacent=name != "llama"))
     with mpool.Pool() as pool:
         got = logits(pool, path, TOKENS, "float32")
-    assert np.abs(got - _expected(models[name], TOKENS)).max() > 100 * TOLERANCE
+    assert np.abs(got - _expected(tinygguf.model(name), TOKENS)).max() > 100 * TOLERANCE
 
 
-def test_bert(models: dict[str, Any], tmp_path: Path) -> None:
-    path = str(tinygguf.write(tmp_path / "m.gguf", models["bert"]))
+def test_bert(tmp_path: Path) -> None:
+    path = str(tinygguf.write(tmp_path / "m.gguf", tinygguf.model("bert")))
     texts = [np.random.default_rng(n).integers(0, 211, n).tolist() for n in (1, 2, 17, 64, 70)]
     with mpool.Pool() as pool:
         got = token_vectors(pool, path, texts)
     for ids, vectors in zip(texts, got):
         with torch.no_grad():
-            expected = models["bert"](torch.tensor([ids])).last_hidden_state[0].numpy()
+            expected = tinygguf.model("bert")(torch.tensor([ids])).last_hidden_state[0].numpy()
         assert np.abs(vectors - expected).max() <= TOLERANCE
 
 
@@ -209,10 +204,9 @@ def test_quantised_encoder(tmp_path: Path, name: str, kind: str) -> None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("tensor", ["output_norm.weight", "token_embd.weight"])
 @pytest.mark.parametrize("kind", [24, 25, 26, 27, 28], ids=["I8", "I16", "I32", "I64", "F64"])
-def test_tensors_of_types_that_are_no_weights_are_refused(tmp_path: Path, models: dict[str, Any], tensor: str,
-                                                          kind: int) -> None:
+def test_tensors_of_types_that_are_no_weights_are_refused(tmp_path: Path, tensor: str, kind: int) -> None:
     """Such a file once ended the process: these types have no reader. It is read by a process of its own."""
-    path = tinygguf.write(tmp_path / "m.gguf", models["llama"])
+    path = tinygguf.write(tmp_path / "m.gguf", tinygguf.model("llama"))
     data = bytearray(path.read_bytes())
     at = data.index(tensor.encode()) + len(tensor)
     at += 4 + 8 * int.from_bytes(data[at:at + 4], "little")

@@ -244,6 +244,7 @@ ELSEWHERE = {
     ("text_to_text", "kimi_k2"): "read as deepseek_v3",
     ("text_to_text", "qwen3_5"): "its text_config is read as qwen3_5_text",
     ("text_to_text", "qwen3_5_moe"): "its text_config is read as qwen3_5_moe_text",
+    ("text_to_text", "qwen3_vl_moe_text"): "read as qwen3_moe; test_parity_vision.py has its experts",
     ("text_to_text", "mistral3"): "its text_config is read as ministral3",
     ("text_to_text", "gemma3"): "its text_config is read as gemma3_text"}
 

@@ -2,15 +2,13 @@
 image encoder after every layer and the projector, the decoder after every layer, greedy tokens."""
 
 import copy
-import dataclasses
+import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import mpool
-from mpool.models.formats import vision_folder
 from mpool.tasks.requests import vision_request
 
 import visionmodels
@@ -81,34 +79,6 @@ def test_every_layer_of_the_decoder(family, tmp_path: Path, layers: int) -> None
     assert relative(run(pool, made, prompt_logits=True).prompt_logits(), states) <= TOLERANCE
 
 
-def test_rows_of_an_image_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row sees the later rows of its image, and none before its window, which is shorter than an image."""
-    window, images = 11, random_images(CASES["three"])
-    read = vision_folder.READERS["llava"]
-
-    def with_spans(config: Any) -> Any:
-        found = read(config)
-        return dataclasses.replace(found, kv={**found.kv, "mpool.image_spans": 1})
-
-    monkeypatch.setitem(vision_folder.READERS, "llava", with_spans)
-    model = visionmodels.randomised("llava_siglip", LAYERS, ENCODER_LAYERS)
-    model.config.text_config.sliding_window = window
-    folder = visionmodels.save(model, "llava_siglip", tmp_path)
-    with mpool.Pool() as pool:
-        made = request(pool, folder, images)
-        got = run(pool, made, prompt_logits=True).prompt_logits()
-    at = np.arange(len(made.prompt))
-    sees = at <= at[:, None]
-    for start, rows, _ in made.images.runs.reshape(-1, 3):
-        sees[start:start + rows, start:start + rows] = True
-    sees &= at > at[:, None] - window
-    mask = torch.zeros(1, 1, *sees.shape).masked_fill(~torch.from_numpy(sees), -torch.inf)
-    given = visionmodels.inputs(model, made.prompt.tolist(), images)
-    with torch.no_grad():
-        wanted = model(**given, attention_mask=mask).logits[0].numpy()
-    assert relative(got, wanted) <= TOLERANCE
-
-
 @pytest.mark.parametrize("size", [(63, 90), (40, 40), (120, 44), (17, 300)])
 def test_preprocessing_matches_transformers(family, size: tuple[int, int]) -> None:
     """Every tile differs by at most 1/255 before normalisation. The model ignores incomplete patches."""
@@ -128,8 +98,9 @@ def test_preprocessing_matches_transformers(family, size: tuple[int, int]) -> No
 
 
 def test_bfloat16_is_near(family) -> None:
-    """No row is further from float32 than the furthest row of transformers in bfloat16."""
-    _, model, folder, pool = family
+    """No row is further from float32 than the furthest row of transformers in bfloat16; but rounding may send a row to
+    other experts."""
+    name, model, folder, pool = family
     images = random_images(CASES["one"])
     made = vision_request(pool, images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
     got = run(pool, made, prompt_logits=True).prompt_logits()
@@ -140,7 +111,19 @@ def test_bfloat16_is_near(family) -> None:
         given["pixel_values"] = given["pixel_values"].to(torch.bfloat16)
         theirs = deviations(rounded(**given).logits[0].float().numpy(), exact)
     ours = deviations(got, exact)
-    assert ours.max() <= theirs.max() and ours.mean() <= 0.8 * theirs.mean()
+    assert "experts" in FAMILIES[name] or ours.max() <= theirs.max()
+    assert ours.mean() <= 0.8 * theirs.mean()
+
+
+def test_experts_of_qwen3_vl_as_transformers_saves_them(tmp_path: Path) -> None:
+    """Published folders have them transposed, as those of the tests above."""
+    model = visionmodels.randomised("qwen3_vl_moe")
+    visionmodels.transpose_experts(visionmodels.save(model, "qwen3_vl_moe", tmp_path))
+    images = random_images(CASES["one"])
+    with mpool.Pool() as pool:
+        made = request(pool, tmp_path, images)
+        got = run(pool, made, prompt_logits=True).prompt_logits()
+    assert relative(got, reference(model, made, images)[1]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", [(30, 64), (96, 96), (50, 33), (90, 10)])
@@ -160,4 +143,29 @@ def test_prompt_around_image_tiles(tmp_path: Path, name: str, size: tuple[int, i
         fake_token_around_image="<fake_token_around_image>", image_token="<image>", global_image_token="<global-img>")
     text = f"user : {expanded} {visionmodels.text(3, 4)} assistant : "
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("size, crops", [((40, 40), 0), ((30, 90), 3)])
+def test_prompt_around_images_of_gemma(tmp_path: Path, size: tuple[int, int], crops: int) -> None:
+    """The text around an image equals that of transformers' processor, which encodes it together with the text before
+    and after: line feeds become one token."""
+    from tokenizers import Tokenizer
+
+    folder = visionmodels.save(visionmodels.make("gemma3", 1, 1), "gemma3", tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    for count, word in enumerate(("w7", "w8", "w9"), start=1):
+        data["model"]["vocab"]["\n" * count] = number = data["model"]["vocab"].pop(word)
+        data["added_tokens"].append({"id": number, "content": "\n" * count, "special": False, **dict.fromkeys(
+            ("single_word", "lstrip", "rstrip", "normalized"), False)})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    path = folder / "chat_template.json"
+    path.write_text(path.read_text().replace("<start_of_image> ", "\\n<start_of_image>"))
+    with mpool.Pool() as pool:
+        made = request(pool, folder, random_images([size]), 4)
+    shown = f"\n\n<start_of_image>{'<image>' * 9}<end_of_image>\n\n"
+    text = shown if not crops else (f"Here is the original image {shown} and here are some crops to help you see better "
+                                    + " ".join([shown] * crops))
+    text = f"user : \n{text}{visionmodels.text(3, 4)} assistant : "
     assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids

@@ -15,7 +15,7 @@ import visionmodels
 from corelib import SAMPLING
 from paritymodels import transformers
 from tinygguf import gguf
-from visiongguf import decoder, projector
+from visiongguf import decoder, ollama, projector
 from visionparity import greedy_reference, random_images, reference, relative, request
 
 UNKNOWN = 0
@@ -24,11 +24,13 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("llava_uneven", False),
-                                             ("llava_next", False), ("smolvlm", False), ("qwen2_5_vl", False)])
+                                             ("llava_next", False), ("smolvlm", False), ("gemma3", False),
+                                             *((name, False) for name in visionmodels.QWEN)])
 def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bool) -> None:
     """Rows of the images, logits and greedy tokens match those of transformers for the same tiles."""
     model = visionmodels.randomised(family)
-    model.config.text_config.sliding_window = None  # GGUF files of Mistral have no window
+    if family == "llava_next":
+        model.config.text_config.sliding_window = None  # GGUF files of Mistral have no window
     folder = visionmodels.save(model, family, tmp_path / "folder")
     pair = tmp_path / "pair"
     pair.mkdir()
@@ -47,7 +49,7 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
                                            **{**SAMPLING, "prompt_logits": True, "max_tokens": 8})
         ticket.wait()
         ticket.check()
-        if family in ("llava_next", "qwen2_5_vl", "smolvlm"):  # these files contain their preprocessing
+        if family in ("llava_next", *visionmodels.QWEN, "smolvlm"):  # these files contain their preprocessing
             pair_made = vision_request(pool, images, visionmodels.text(3, 20), pool.register(
                 "named", str(pair), chat_template=TEMPLATE), {})
             for one, other in zip(pair_made.images.arrays()[:3], made.images.arrays()[:3]):
@@ -59,6 +61,28 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
     assert relative(ticket.image_rows(), rows) <= 1e-4
     assert relative(ticket.prompt_logits(), logits) <= 1e-4
     assert ticket.tokens(0)[0].tolist() == greedy_reference(model, made, images, 8)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+def test_files_of_ollamas_converter_see(tmp_path: Path, family: str) -> None:
+    """Ollama's files hold the language model and the image encoder, under names of their own."""
+    model = visionmodels.randomised(family)
+    folder = visionmodels.save(model, family, tmp_path / "folder")
+    decoder(model, tmp_path / "text.gguf", visionmodels.IMAGE)
+    projector(model, tmp_path / "image.gguf")
+    path = ollama(tmp_path / "text.gguf", tmp_path / "image.gguf", tmp_path / "sha256-0")
+    images = random_images([(63, 90), (40, 40)])
+    with mpool.Pool() as pool:
+        made = request(pool, folder, images)
+        found = pool.get(pool.register("named", str(path), chat_template=TEMPLATE))
+        assert found.capability == "vision"
+        ticket = pool.registry.submit_text(found._entry.core_key("float32"), made.prompt, vision=True,
+                                           images=made.images.arrays(), **{**SAMPLING, "prompt_logits": True})
+        ticket.wait()
+        ticket.check()
+    rows, logits = reference(model, made, images)
+    assert relative(ticket.image_rows(), rows) <= 1e-4
+    assert relative(ticket.prompt_logits(), logits) <= 1e-4
 
 
 def test_the_decoder_of_a_pair_generates_text_alone(tmp_path: Path) -> None:
@@ -159,7 +183,7 @@ def test_mismatched_pairs_are_refused(llava: Path, tmp_path: Path) -> None:
     text.write_bytes((llava / "text-F32.gguf").read_bytes())
     with mpool.Pool() as pool:
         projector(model, other, width=48)
-        with pytest.raises(errors.FormatError, match="64 rows, the hidden size of"):
+        with pytest.raises(errors.FormatError, match="64 outputs, the hidden size of"):
             pool.load(str(tmp_path))
         other.write_bytes(text.read_bytes())
         with pytest.raises(errors.FormatError, match="clip, the architecture of projector files"):
