@@ -24,6 +24,10 @@ qwen3.6-35b-a3b 8 of the 40 layers: width 2,048, delta nets as above, attention 
 granite-4-h-tiny  10 of the 40 layers, one of them with attention (12 heads of 128, 4 key-value heads), the others with
                 Mamba-2 (48 heads of 64, a state of 128); width 1,536; 64 experts of 512, 6 used, and a shared one of
                 1,024.
+gemma4-e2b      35 layers of width 1,536: 28 with a window of 512 and heads of 256, 7 with full attention and heads of
+                512; 8 heads, one key-value head; feed-forward 6,144, and 12,288 in the last 20 layers, which have no
+                keys and values of their own. 256 inputs per layer and token from a table of 1.9 GB in Q6_K; the output
+                matrix is tied.
 lfm2.5-1.2b     10 layers with short convolutions and 6 with attention (32 heads of 64, 8 key-value heads); width 2,048,
                 feed-forward 8,192.
 
@@ -445,6 +449,44 @@ def lfm2(path: str, vocabulary: str, layers: int, width: int = 2048, feed: int =
     return out.read
 
 
+def gemma4(path: str, vocabulary: str, layers: int, width: int = 1536, feed: int = 6144, heads: int = 8,
+           kv_heads: int = 1, shared: int = 20, inputs: int = 256, words: int = 262_144,
+           routing: str = "uniform") -> float:
+    """Write a small model of Gemma 4. ``shared``: layers without keys and values, whose networks are twice as wide."""
+    out = Writer(path, vocabulary, "gemma4", words, 1, routing)
+    wide = [layer % 5 == 4 for layer in range(layers)]
+    out.sizes(block_count=layers, embedding_length=width, attention__head_count=heads, attention__key_length=512,
+              attention__value_length=512, attention__key_length_swa=256, attention__value_length_swa=256,
+              attention__sliding_window=512, attention__shared_kv_layers=shared, vocab_size=words,
+              attention__head_count_kv=kv_heads, rope__dimension_count=512, rope__dimension_count_swa=256,
+              rope__freq_base_swa=10_000.0, embedding_length_per_layer_input=inputs, final_logit_softcapping=30.0)
+    out.gguf.add_array("gemma4.attention.sliding_window_pattern", [not one for one in wide])
+    widths = [feed * (1 + (layer >= layers - shared)) for layer in range(layers)]
+    out.gguf.add_array("gemma4.feed_forward_length", widths)
+    out.embeddings("Q6_K", words, width)
+    out.matrix("per_layer_token_embd.weight", "Q6_K", words, layers * inputs, share=1 / words)
+    out.matrix("per_layer_model_proj.weight", "Q4_K", layers * inputs, width)
+    out.vector("per_layer_proj_norm.weight", inputs)
+    out.vector("output_norm.weight", width)
+    out.gguf.add_tensor("rope_freqs.weight", np.array([1.0] * 64 + [1e30] * 192, np.float32))
+    for layer in range(layers):
+        at, six, head = f"blk.{layer}.", layer_types(layer, layers), 512 if wide[layer] else 256
+        for name in ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "post_norm"):
+            out.vector(f"{at}{name}.weight", width)
+        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            if name == "q" or layer < layers - shared:
+                out.matrix(f"{at}attn_{name}.weight", six if name == "v" else "Q4_K", count * head, width)
+            if name == "q" or name == "k" and layer < layers - shared:
+                out.vector(f"{at}attn_{name}_norm.weight", head)
+        out.matrix(f"{at}attn_output.weight", "Q4_K", width, heads * head)
+        feed_forward(out, at, six, width, widths[layer])
+        out.matrix(f"{at}inp_gate.weight", "Q4_K", inputs, width)
+        out.matrix(f"{at}proj.weight", "Q4_K", width, inputs)
+        out.vector(f"{at}layer_output_scale.weight", 1, value=0.5)
+    out.close()
+    return out.read
+
+
 #: Functions that write a file and return how many bytes of weights a token reads, the output matrix included. Those of
 #: qwen3 accept ``linear``.
 SHAPES: dict[str, Callable[..., float]] = {
@@ -456,6 +498,7 @@ SHAPES: dict[str, Callable[..., float]] = {
     "qwen3.6-35b-a3b": functools.partial(qwen35, layers=8, width=2048, feed=512, heads=16, kv_heads=2, experts=256,
                                          used=8),
     "granite-4-h-tiny": functools.partial(granite_h, layers=10),
+    "gemma4-e2b": functools.partial(gemma4, layers=35),
     "lfm2.5-1.2b": functools.partial(lfm2, layers=16),
 }
 
@@ -470,7 +513,7 @@ def main() -> int:
     parser.add_argument("--routing", choices=ROUTINGS, default="uniform", help="which experts the rows of an MoE shape "
                         "choose (default: %(default)s)")
     given = parser.parse_args()
-    if given.routing != "uniform" and given.shape in ("qwen3-1.7b", "qwen3.5-4b", "lfm2.5-1.2b"):
+    if given.routing != "uniform" and given.shape in ("qwen3-1.7b", "qwen3.5-4b", "gemma4-e2b", "lfm2.5-1.2b"):
         parser.error(f"--routing needs a shape with experts, got {given.shape}")
     if given.type and not given.shape.startswith("qwen3-"):
         parser.error(f"--type needs a qwen3 shape, got {given.shape}")

@@ -31,7 +31,7 @@ WORDS = ("/no_think", "/think")
 #: Markers before and after the reasoning. The first pair of which the chat template contains a marker is the model's.
 THINK_MARKERS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
                  ("<reasoning>", "</reasoning>"), ("<thought>", "</thought>"),
-                 ("<|START_THINKING|>", "<|END_THINKING|>"),
+                 ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|channel>thought\n", "<channel|>"),
                  ("Here is my thought process:", "Here is my response:"))
 #: Tags around the response in Granite 3.3, behind the reasoning.
 _RESPONSE_TAGS = ("<response>", "</response>")

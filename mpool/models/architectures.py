@@ -79,6 +79,16 @@ def _limited(kv: Fields, key: str, limit: int, unit: str, default: int | None = 
     return value
 
 
+def _by_layer(table: Fields, row: Architecture, suffix: str, default: int | None = None) -> Sequence[int]:
+    """Return the values of a size that may differ between the layers of a row; otherwise its one value."""
+    key = f"{row.name}.{suffix}"
+    found = table.get(key)
+    if suffix in row.by_layer and isinstance(found, list):  # checked by the row
+        return found
+    return [table.int(key, low=1, high=MAX_WIDTH) if default is None else
+            table.int(key, default, low=1, high=MAX_WIDTH)]
+
+
 def check_layers(table: Fields, name: str) -> None:
     """Check the number of layers of a GGUF file. Call this before building any list with one value per layer.
 
@@ -108,11 +118,13 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
     context = _limited(table, f"{a}.context_length", MAX_CONTEXT, "positions")
     vocabulary = _limited(table, f"{a}.vocab_size", MAX_VOCABULARY, "tokens")
     hidden = table.int(f"{a}.embedding_length", low=1, high=MAX_WIDTH)
-    feed_forward = table.int(f"{a}.feed_forward_length", low=1, high=MAX_WIDTH)
+    widths = _by_layer(table, row, "feed_forward_length")
     heads = table.int(f"{a}.attention.head_count", low=1, high=MAX_WIDTH)
-    kv_heads = table.int(f"{a}.attention.head_count_kv", heads, low=1, high=MAX_WIDTH)
-    if heads % kv_heads:
-        table.fail(f"{a}.attention.head_count_kv", kv_heads, f"a divisor of the {heads} heads")
+    counts = _by_layer(table, row, "attention.head_count_kv", heads)
+    for kv_heads in counts:
+        if heads % kv_heads:
+            table.fail(f"{a}.attention.head_count_kv", kv_heads, f"a divisor of the {heads} heads")
+    feed_forward, kv_heads = widths[0], counts[0]
     if f"{a}.attention.key_length" not in kv and hidden % heads:
         table.fail(f"{a}.attention.head_count", heads, f"a divisor of the embedding length {hidden}")
     key_length = table.int(f"{a}.attention.key_length", hidden // heads, low=1, high=MAX_WIDTH)
@@ -392,5 +404,6 @@ def map_gguf(row: Architecture, size: Mapping[str, int], tensors: Sequence[Tenso
     extra = [name for name in left if name not in heads]
     if extra:
         raise surplus(row, sorted(extra), file=paths[0])
-    order = sorted(found, key=lambda name: (position[found[name].name.partition("[")[0]], found[name].offset))
+    order = sorted((name for name in found if not name.startswith("#")),
+                   key=lambda name: (position[found[name].name.partition("[")[0]], found[name].offset))
     return tuple(replace(found[name], name=name) for name in order)

@@ -47,7 +47,7 @@ CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_c
               "</arg_key>", "<arg_value>", "</arg_value>", "<TOOLCALL>", "</TOOLCALL>", "<|START_ACTION|>",
               "<|END_ACTION|>",
               "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<|START_THINKING|>",
-              "<|END_THINKING|>")
+              "<|END_THINKING|>", "<|channel>", "<channel|>")
 
 #: Markers around the response of Command R7B and A. The tokenizers of these models declare them text.
 HIDDEN = frozenset(("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"))

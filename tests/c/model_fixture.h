@@ -113,6 +113,67 @@ static inline void tiny_forbid_last(tiny_file *file, const tiny_kind *kind) {
         memcpy(router + e * TINY_HIDDEN, router, TINY_HIDDEN * sizeof(float));
 }
 
+/* Gemma 4: layer 1 has full attention, wide heads and no projection of values; layer 2 reads layer 0's keys and values,
+ * and its network is wide. */
+enum { TINY_INPUTS = 32 };
+static inline bool tiny_is_gemma4(const tiny_kind *kind) { return strcmp(kind->arch, "gemma4") == 0; }
+static inline int tiny_head(const tiny_kind *kind, int layer) {
+    return TINY_HIDDEN / TINY_HEADS * (tiny_is_gemma4(kind) && layer == 1 ? 2 : 1);
+}
+static inline bool tiny_lacks(const tiny_kind *kind, int layer, const char *name) {
+    const bool v = strcmp(name, "attn_v") == 0, k = strncmp(name, "attn_k", 6) == 0;
+    return tiny_is_gemma4(kind) && ((layer == 2 && (k || v)) || (layer == 1 && v));
+}
+
+/* Set its keys and add its tensors, those of the layers' inputs too, or those of experts. */
+static inline void tiny_gemma4(tiny_file *file, const tiny_kind *kind) {
+    static const int64_t ropes[TINY_LAYERS] = {1, 0, 1}, widths[TINY_LAYERS] = {TINY_FFN, TINY_FFN, 2 * TINY_FFN};
+    static const char *const norms[] = {"post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"};
+    char name[64];
+    tiny_arch_int(file->spec, "gemma4", "attention.key_length", tiny_head(kind, 1));
+    tiny_arch_int(file->spec, "gemma4", "attention.key_length_swa", tiny_head(kind, 0));
+    tiny_arch_int(file->spec, "gemma4", "attention.shared_kv_layers", 1);
+    tiny_arch_int(file->spec, "gemma4", "embedding_length_per_layer_input", kind->experts ? 0 : TINY_INPUTS);
+    tiny_ints(file->spec, "gemma4.feed_forward_length", widths, TINY_LAYERS);
+    tiny_ints(file->spec, "mpool.rope_layers", ropes, TINY_LAYERS);
+    tiny_float(file->spec, "mpool.rope_local_base", 500);
+    tiny_float(file->spec, "mpool.attention_scale", 0.2);
+    tiny_flag(file->spec, "mpool.key_values", true);
+    tiny_flag(file->spec, "mpool.value_norms", true);
+    tiny_flag(file->spec, "mpool.experts_beside", true);
+    if (!kind->experts) {
+        tiny_tensor(file, "per_layer_token_embd.weight", MP_Q8_0, TINY_VOCAB, TINY_LAYERS * TINY_INPUTS, 0.5f, 0);
+        tiny_tensor(file, "per_layer_model_proj.weight", MP_Q8_0, TINY_LAYERS * TINY_INPUTS, TINY_HIDDEN, 0.5f, 0);
+        tiny_tensor(file, "per_layer_proj_norm.weight", MP_F32, 1, TINY_INPUTS, 0.3f, 1);
+    }
+    for (int l = 0; l < TINY_LAYERS; l++) {
+        const struct {
+            const char *name;
+            mp_dtype dtype;
+            int rows, columns;
+            float offset;
+        } inputs[] = {{"inp_gate.weight", MP_Q8_0, TINY_INPUTS, TINY_HIDDEN, 0},
+                      {"proj.weight", MP_Q8_0, TINY_HIDDEN, TINY_INPUTS, 0},
+                      {"post_norm.weight", MP_F32, 1, TINY_HIDDEN, 1}},
+          experts[] = {{"ffn_gate_inp.scale", MP_F32, 1, TINY_HIDDEN, 1},
+                       {"ffn_down_exps.scale", MP_F32, 1, kind->experts, 1}};
+        for (size_t i = 0; !kind->experts && i < sizeof inputs / sizeof *inputs; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s", l, inputs[i].name);
+            tiny_tensor(file, name, inputs[i].dtype, inputs[i].rows, inputs[i].columns, 0.3f, inputs[i].offset);
+        }
+        for (size_t i = 0; kind->experts && i < sizeof experts / sizeof *experts; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s", l, experts[i].name);
+            tiny_tensor(file, name, MP_F32, 1, experts[i].columns, 0.3f, 1);
+        }
+        for (size_t i = 0; kind->experts && i < sizeof norms / sizeof *norms; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", l, norms[i]);
+            tiny_tensor(file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
+        }
+        snprintf(name, sizeof name, "blk.%d.layer_output_scale.weight", l);
+        tiny_tensor(file, name, MP_F32, 1, 1, 0.2f, 0.7f);
+    }
+}
+
 /* Make the spec of a decoder whose matrices cycle through `types`. infinite: -1, or a token whose embedding row (F32,
  * Q8_0) is infinite; the output matrix is then separate, and each query head has a KV head of its own, so that rows
  * share attention tiles. */
@@ -129,7 +190,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
     tiny_arch_int(file.spec, kind->arch, "block_count", TINY_LAYERS);
     tiny_arch_int(file.spec, kind->arch, "embedding_length", TINY_HIDDEN);
-    tiny_arch_int(file.spec, kind->arch, "feed_forward_length", TINY_FFN);
+    if (!tiny_is_gemma4(kind))
+        tiny_arch_int(file.spec, kind->arch, "feed_forward_length", TINY_FFN);
     tiny_arch_int(file.spec, kind->arch, "attention.head_count", TINY_HEADS);
     int kv_heads = infinite < 0 ? TINY_KV_HEADS : TINY_HEADS;
     int64_t kv_counts[TINY_LAYERS] = {kv_heads, kind->uneven ? 1 : kv_heads, kv_heads};
@@ -232,14 +294,17 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_latent_vectors(&file, kind, l);
         for (size_t m = 0; !latent && m < sizeof matrices / sizeof *matrices; m++) {
             const bool ffn = strncmp(matrices[m].name, "ffn", 3) == 0;
-            if (matrices[m].rows == 0 || (kind->experts && ffn) || (!ffn && kind->mixers && kind->mixers[l] > 0) ||
+            const bool experts = kind->experts && !tiny_is_gemma4(kind);
+            if (matrices[m].rows == 0 || (experts && ffn) || (!ffn && kind->mixers && kind->mixers[l] > 0) ||
                 (kind->plain_ffn && strcmp(matrices[m].name, "ffn_gate") == 0) ||
-                (kind->blocks && kind->blocks[l] == (ffn ? 1 : 2)))
+                (kind->blocks && kind->blocks[l] == (ffn ? 1 : 2)) || tiny_lacks(kind, l, matrices[m].name))
                 continue;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
-            const bool is_kv = m == 1 || m == 2;
-            const int rows = is_kv ? TINY_HIDDEN / TINY_HEADS * (int)kv_counts[l] : matrices[m].rows;
-            tiny_tensor(&file, name, types[at++ % type_count], rows, matrices[m].columns, 0.1f, 0);
+            const bool is_kv = m == 1 || m == 2, wide = ffn && l == 2 && tiny_is_gemma4(kind);
+            int rows = is_kv ? tiny_head(kind, l) * (int)kv_counts[l] : matrices[m].rows, columns = matrices[m].columns;
+            const bool last = strcmp(matrices[m].name, "attn_output") == 0 || strcmp(matrices[m].name, "ffn_down") == 0;
+            *(last ? &columns : &rows) *= wide ? 2 : is_kv ? 1 : ffn ? 1 : tiny_head(kind, l) / tiny_head(kind, 0);
+            tiny_tensor(&file, name, types[at++ % type_count], rows, columns, 0.1f, 0);
         }
         if (kind->mixers && kind->mixers[l] == 1)
             tiny_short_conv(&file, types, type_count, l);
@@ -269,7 +334,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_forbid_last(&file, kind);
         }
         const bool mixes = kind->mixers && kind->mixers[l] > 0; /* the mixer is not attention */
-        const int head = flags & MP_DECODER_HEAD_NORMS ? TINY_HIDDEN / TINY_HEADS : 0;
+        const int head = flags & MP_DECODER_HEAD_NORMS ? tiny_head(kind, l) : 0;
         const bool wide = flags & MP_DECODER_QUERY_NORMS, one = kind->one_norm || (kind->blocks && kind->blocks[l]);
         const struct {
             const char *name;
@@ -279,7 +344,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
                      {"post_attention_norm", flags & MP_DECODER_OUTPUT_NORMS ? TINY_HIDDEN : 0},
                      {"post_ffw_norm", flags & MP_DECODER_OUTPUT_NORMS ? TINY_HIDDEN : 0},
                      {"attn_q_norm", mixes ? 0 : wide ? TINY_HIDDEN : head},
-                     {"attn_k_norm", mixes ? 0 : wide ? kv : head}};
+                     {"attn_k_norm", mixes || tiny_lacks(kind, l, "attn_k_norm") ? 0 : wide ? kv : head}};
         for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, norms[i].name);
             if (norms[i].items > 0)
@@ -297,6 +362,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     }
     if (kind->rest)
         *kind->rest = rest;
+    if (tiny_is_gemma4(kind))
+        tiny_gemma4(&file, kind);
     if (kind->more)
         kind->more(&file);
     tiny_tokens(file.spec);
@@ -405,7 +472,7 @@ typedef struct tiny_model {
 /* Every load charges the budget with the memory of its weights, all but small structs. The use of the weights is
  * predicted without a load. */
 static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, int threads) {
-    enum { STRUCTS = 32 << 10 };
+    enum { STRUCTS = 40 << 10 };
     const uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
     mp_error error;
     *tiny = (tiny_model){.spec = spec};

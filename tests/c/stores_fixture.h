@@ -1,5 +1,5 @@
 /* stores_fixture.h: a decoder whose attention blocks differ in heads, widths and windows, and share keys and values. No
- * architecture has them yet, so the fixture recomposes a loaded model. */
+ * architecture has such blocks side by side, so the fixture recomposes a loaded model. */
 #ifndef MP_STORES_FIXTURE_H
 #define MP_STORES_FIXTURE_H
 

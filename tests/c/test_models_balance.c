@@ -156,7 +156,7 @@ static const struct {
 
 /* Returns x with a head rotated as the model does it at a position. */
 static void rotate(const balanced *b, int64_t position, float *x) {
-    const mp_rope *rope = &b->model.rope[0];
+    const mp_rope *rope = &b->model.rope[b->mixers[0].attention.rope == 1];
     static const mp_norm none;
     float angles[DIM];
     mp_rope_row(rope, position, angles);
@@ -178,8 +178,8 @@ MP_TEST(models_balance_of_rotary_pairs) {
             make(&b, 1, 1);
             b.shape.rotated_from = rotations[r].from;
             b.mixers[0].attention.rope = rotations[r].rope;
-            const mp_rope like = {.dim = rotations[r].dim, .neox = rotations[r].neox};
-            MP_CHECK_OK(mp_rope_init_plain(&b.model.rope[0], &like, 100, &error), &error);
+            mp_rope *rope = &b.model.rope[rotations[r].rope == 1];
+            MP_CHECK_OK(mp_rope_init_plain(rope, rotations[r].dim, rotations[r].neox, 100, &error), &error);
             set_biases(&b);
             if (normed)
                 set_norms(&b);
@@ -213,7 +213,7 @@ MP_TEST(models_balance_of_rotary_pairs) {
                 }
                 MP_CHECK_NEAR(with, product, 8 * most * (double)FLT_EPSILON);
             }
-            mp_rope_deinit(&b.model.rope[0]);
+            mp_rope_deinit(rope);
         }
 }
 

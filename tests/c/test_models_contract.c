@@ -415,6 +415,15 @@ MP_TEST_SECONDS(models_contract_window_short, 300) { check_kind(&(tiny_kind){.ar
 MP_TEST_SECONDS(models_contract_window, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 70}); }
 MP_TEST_SECONDS(models_contract_window_long, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 131}); }
 
+/* Heads of two sizes, values that are keys, keys of another layer, inputs per layer, or experts beside a network. */
+MP_TEST_SECONDS(models_contract_gemma4, 300) { check_kind(&(tiny_kind){.arch = "gemma4", .window = 80}); }
+MP_TEST_SECONDS(models_contract_gemma4_experts, 300) {
+    check_kind(&(tiny_kind){.arch = "gemma4", .window = 80, .experts = 6});
+}
+MP_TEST_SECONDS(models_contract_bytes_gemma4, 300) {
+    check_kind(&(tiny_kind){.arch = "gemma4", .window = 5, .more = keep_bytes});
+}
+
 /* Attention with different heads, widths and windows, and with shared keys and values. */
 MP_TEST_SECONDS(models_contract_stores, 300) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};

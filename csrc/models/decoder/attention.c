@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "models/decoder/load.h"
+
 /* Returns query, key and value of row `row` of the pass, which must be in the current block. */
 static float *query_key_value(const mp_attend *run, int row) {
     return run->qkv + (size_t)(row - run->view->first) * (size_t)run->attention->shape->qkv_width;
@@ -51,10 +53,10 @@ static void norm_and_rotate(const mp_attend *run, const mp_norm *norm, int row, 
     static const mp_norm none = {0};
     const mp_decoder *model = run->pass->model;
     const mp_attention_shape *shape = run->attention->shape;
-    const bool rotated = run->attention->rope >= 0;
-    mp_attention_place(is_wide(run, norm) ? &none : norm, rotated ? &model->rope[0] : NULL,
-                       rotated ? mp_decoder_rotation(run->pass, row, run->attention->rope) : NULL,
-                       shape->rotated_from, 1, shape->head_dim, x);
+    const int rope = run->attention->rope;
+    mp_attention_place(is_wide(run, norm) ? &none : norm, rope < 0 ? NULL : &model->rope[rope],
+                       rope < 0 ? NULL : mp_decoder_rotation(run->pass, row, rope), shape->rotated_from, 1,
+                       shape->head_dim, x);
 }
 
 /* Rotates key head `head` of a row and stores it, with the value of that head, in the KV cache. */
@@ -62,15 +64,17 @@ static void store_row(const mp_attend *run, const mp_row_seq *seq, int row, int 
     const mp_attention_shape *shape = run->attention->shape;
     float *const keys = query_key_value(run, seq->row0 + row) + shape->heads * shape->query_step;
     float *k = keys + head * shape->head_dim;
-    float *v = keys + shape->kv_heads * shape->head_dim + head * shape->value_dim;
+    float *v = shape->key_values ? k : keys + shape->kv_heads * shape->head_dim + head * shape->value_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
-    norm_and_rotate(run, &run->attention->k_norm, seq->row0 + row, k);
-    float padded[MP_HEAD_MAX];
-    if (shape->padded_dim > shape->value_dim) { /* rows of V are padded with zeros: mp_kv_width */
-        memset(padded, 0, (size_t)shape->padded_dim * sizeof *padded);
-        v = memcpy(padded, v, (size_t)shape->value_dim * sizeof *padded);
+    float copy[MP_HEAD_MAX];
+    if (shape->padded_dim > shape->value_dim || shape->key_values) { /* rows of V are padded with zeros: mp_kv_width */
+        memset(copy, 0, (size_t)shape->padded_dim * sizeof *copy);
+        v = memcpy(copy, v, (size_t)shape->value_dim * sizeof *copy);
     }
+    norm_and_rotate(run, &run->attention->k_norm, seq->row0 + row, k);
+    if (run->attention->v_norm.weight)
+        mp_norm_row(&run->attention->v_norm, v, v);
     if (run->attention->balance)
         for (int i = 0; i < shape->head_dim; i++)
             k[i] /= run->attention->balance[head * shape->head_dim + i];
@@ -358,7 +362,11 @@ mp_status mp_attend_read_options(const mp_layer_reader *reader, mp_paged_attenti
     const int32_t q = wide ? shape->heads * shape->head_dim : shape->head_dim;
     const int32_t k = wide ? shape->kv_heads * shape->head_dim : shape->head_dim;
     MP_TRY(mp_reader_norm(reader, &attention->q_norm, "attn_q_norm", q, norms, error));
-    MP_TRY(mp_reader_norm(reader, &attention->k_norm, "attn_k_norm", k, norms, error));
+    MP_TRY(mp_reader_norm(reader, &attention->k_norm, "attn_k_norm", k, norms && !attention->reads_only, error));
+    if (reader->model->ones) {
+        attention->v_norm = mp_decoder_norm(reader->model, shape->value_dim);
+        attention->v_norm.weight = reader->model->ones;
+    }
     return mp_reader_vector(reader, &attention->sinks, "attn_sinks", shape->heads,
                             (reader->flags & MP_DECODER_SINKS) != 0, error);
 }
@@ -370,7 +378,11 @@ static mp_status read_attention(const mp_layer_reader *reader, mp_mixer *mixer, 
     const mp_reader_part qkv[] = {{"attn_q", shape->heads * shape->query_step}, {"attn_k", kv}, {"attn_v", kv},
                                   {"attn_head_gate", shape->heads}};
     const mp_reader_part out = {"attn_output", model->hidden};
-    MP_TRY(mp_reader_linear(reader, &mixer->attention.qkv, qkv, shape->gate_dim == 1 ? 4 : 3, model->hidden, 1, error));
+    mixer->attention.reads_only = reader->index > model->last_stored;
+    const int parts = mixer->attention.reads_only ? 1 : shape->key_values ? 2 : shape->gate_dim == 1 ? 4 : 3;
+    for (int i = parts; i < 4; i++)
+        MP_TRY(mp_reader_refuse(reader, qkv[i].name, error));
+    MP_TRY(mp_reader_linear(reader, &mixer->attention.qkv, qkv, parts, model->hidden, 1, error));
     MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, shape->heads * shape->value_dim, model->residual_scale,
                             error));
     return mp_attend_read_options(reader, &mixer->attention, error);

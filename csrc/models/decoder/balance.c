@@ -21,9 +21,9 @@ enum {
 /* Returns the component that the rotary embedding turns together with component i of a head; i itself if it is not
  * rotated. */
 static int partner(const mp_decoder *model, const mp_paged_attention *attention, int i) {
-    const mp_rope *rope = &model->rope[0];
+    const mp_rope *rope = attention->rope < 0 ? NULL : &model->rope[attention->rope];
     const int from = attention->shape->rotated_from, at = i - from;
-    if (attention->rope < 0 || at < 0 || at >= rope->dim)
+    if (!rope || at < 0 || at >= rope->dim)
         return i;
     return from + (rope->neox ? (at + rope->dim / 2) % rope->dim : at ^ 1);
 }

@@ -8,9 +8,10 @@
  * row block. decoder/layer.h describes layers; each mixer and each feed-forward network has a file of its own. */
 #include <assert.h>
 #include <limits.h>
+#include <math.h>
 #include <string.h>
 
-#include "models/decoder/pass.h"
+#include "models/decoder/streams.h"
 
 enum {
     POLL_LAYERS = 4
@@ -50,7 +51,7 @@ static void capture_outputs(const mp_decoder_pass *pass, const mp_team_thread *t
 /* Returns true if only the output rows are read after the last mixer of the model, which stores the keys and values of
  * all rows. */
 static bool needs_only_outputs(const mp_decoder_pass *pass) {
-    bool all = pass->rows.n_capture > 0;
+    bool all = pass->rows.n_capture > 0 || pass->streams;
     for (int s = 0; !all && s < pass->rows.n_seq; s++)
         all = pass->rows.seq[s].all_outputs != NULL;
     return !all;
@@ -86,6 +87,7 @@ static int keep_outputs(const mp_decoder_pass *pass, mp_decoder_view *view, floa
         move_rows(pass, view, first, count, in, hidden, false);
     view->rows = count;
     view->context.adapters = pass->output_adapter ? pass->output_adapter + first : NULL;
+    view->context.inputs = pass->output_inputs ? pass->output_inputs + first : NULL;
     if (count > 0)
         mp_team_barrier(view->context.thread);
     return first;
@@ -119,6 +121,30 @@ static void scale_row(float by, float *x, int64_t n) {
         x[i] *= by;
 }
 
+/* Adds up the outputs of a sublayer's networks, each with a norm, and adds the norm of the result to the residual sum.
+ * in: the normed rows. Ends with a barrier. */
+static void add_up(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_sublayer *sub, const float *in,
+                   const mp_residual *sum) {
+    const mp_team_thread *thread = view->context.thread;
+    const int64_t n = sum->n;
+    mp_residual outputs = {.x = pass->added, .n = sum->n, .scratch = pass->normed};
+    int64_t begin, end;
+    mp_team_split(thread, view->rows, 1, &begin, &end); /* blocks add normed rows of the same split */
+    memset(outputs.x + begin * n, 0, (size_t)((end - begin) * n) * sizeof *outputs.x);
+    for (int f = 0; f < sub->ffns; f++) {
+        const mp_ffn *ffn = sub->ffn[f];
+        outputs.after = &ffn->after;
+        ffn->ops->add(&view->context, ffn, ffn->norm.weight ? sum->x : in, view->rows, sub->scale, pass->shared,
+                      view->own, &outputs);
+        mp_team_barrier(thread);
+    }
+    for (int64_t r = begin; r < end; r++) {
+        mp_norm_row(sum->after, outputs.x + r * n, outputs.x + r * n);
+        mp_residual_row(sum, outputs.x + r * n, r);
+    }
+    mp_team_barrier(thread);
+}
+
 /* Runs a sublayer on the rows of the view. `last`: after its last mixer, or at once if it has none, the view keeps the
  * output rows only. Returns the index of the first output then. Ends with a barrier. */
 static int run_sublayer(const mp_decoder_pass *pass, mp_decoder_view *view, const mp_sublayer *sub, bool last) {
@@ -126,8 +152,11 @@ static int run_sublayer(const mp_decoder_pass *pass, mp_decoder_view *view, cons
     const mp_residual sum = {.x = pass->x + (int64_t)view->first * pass->model->hidden,
                              .n = pass->model->hidden,
                              .after = &sub->after,
-                             .scratch = pass->normed};
-    assert(!sub->after.weight || sub->mixers + sub->ffns == 1);
+                             .total = sub->total,
+                             .scratch = sub->mixers > 0 && sub->ffns > 0 ? pass->added : pass->normed};
+    const mp_residual mixed_sum = {.x = sum.x, .n = sum.n, .after = sum.after, .scratch = sum.scratch,
+                                   .total = sub->ffns > 0 ? NULL : sum.total};
+    assert(!sub->after.weight || sub->mixers + sub->ffns == 1 || pass->added);
     int first = 0;
     if (last && sub->mixers == 0)
         first = keep_outputs(pass, view, NULL, NULL);
@@ -142,8 +171,12 @@ static int run_sublayer(const mp_decoder_pass *pass, mp_decoder_view *view, cons
             first = keep_outputs(pass, view, sub->ffns > 0 ? in : NULL, &mixed);
         if (view->rows == 0)
             return first;
-        mp_residual_add(&view->context, &mixer->out, mixed.rows, mixed.width, view->rows, NULL, &sum);
+        mp_residual_add(&view->context, &mixer->out, mixed.rows, mixed.width, view->rows, NULL, &mixed_sum);
         mp_team_barrier(thread);
+    }
+    if (sub->ffns > 1 && sub->after.weight) {
+        add_up(pass, view, sub, in, &sum);
+        return first;
     }
     for (int f = 0; f < sub->ffns; f++) {
         sub->ffn[f]->ops->add(&view->context, sub->ffn[f], in, view->rows, sub->scale, pass->shared, view->own, &sum);
@@ -156,17 +189,22 @@ static int run_sublayer(const mp_decoder_pass *pass, mp_decoder_view *view, cons
 static void run_layer(const mp_decoder_pass *pass, const mp_decoder_view *all, int index, bool few) {
     const mp_decoder_layer *layer = &pass->model->layers[index];
     mp_decoder_view view = *all;
+    const int count = layer->count - (pass->streams != NULL); /* mp_streams_correct runs the last one */
     int last = 0; /* the sublayer that keeps the output rows */
-    for (int s = 0; s < layer->count; s++)
+    for (int s = 0; s < count; s++)
         if (layer->sublayer[s].mixers > 0)
             last = s;
     if (!few || index < pass->model->last_mixed)
         last = -1;
     int first = 0;
-    for (int s = 0; s < layer->count && view.rows > 0; s++) {
+    if (pass->streams)
+        mp_streams_predict(pass, &view, layer);
+    for (int s = 0; s < count && view.rows > 0; s++) {
         const int at = run_sublayer(pass, &view, &layer->sublayer[s], s == last);
         first = s == last ? at : first;
     }
+    if (pass->streams)
+        mp_streams_correct(pass, &view, layer);
     if (view.rows == 0 || view.rows == all->rows)
         return;
     if (view.context.thread->index == 0)
@@ -208,6 +246,41 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
             mp_rope_row(&model->rope[seq->is_long ? 1 : i], seq->past + r - seq->row0,
                         mp_decoder_rotation(pass, (int)r, i));
     }
+    mp_team_barrier(thread);
+}
+
+/* Computes the inputs of a row for all layers in place of `to` [layers * width], its projections. id: the token; those
+ * without a row in the table have that of token 0, which pads texts. row: scratch of the same size. */
+static void finish_inputs(const mp_decoder *model, int32_t id, float *to, float *row) {
+    const mp_kernels *call = mp_kernels_get();
+    const int32_t width = model->inputs.width, all = width * model->layer_count;
+    id = id >= 0 && id < model->inputs.table.shape[0] ? id : 0;
+    mp_dequantize_row(model->inputs.table.dtype, mp_tensor_row(&model->inputs.table, id), all, row);
+    scale_row(sqrtf((float)width), row, all);
+    scale_row(1 / sqrtf((float)model->hidden), to, all);
+    for (int32_t at = 0; at < all; at += width)
+        mp_norm_row(&model->inputs.norm, to + at, to + at);
+    call->add(row, all, to);
+    scale_row(sqrtf(0.5f), to, all);
+}
+
+/* Computes the inputs of all rows, in row blocks, which the scratch is made for. Ends with a barrier. */
+static void embed_inputs(const mp_decoder_pass *pass, const mp_decoder_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_team_thread *thread = view->context.thread;
+    const int64_t all = (int64_t)model->inputs.width * model->layer_count;
+    int64_t row0, row1;
+    mp_row_context context = view->context;
+    for (int first = 0; first < pass->rows.M; first += pass->block_rows) {
+        const int rows = pass->rows.M - first < pass->block_rows ? pass->rows.M - first : pass->block_rows;
+        context.adapters = pass->row_adapter ? pass->row_adapter + first : NULL;
+        mp_row_linear(&context, &model->inputs.project, pass->x + (int64_t)first * model->hidden, model->hidden, rows,
+                      NULL, pass->inputs + first * all, (int32_t)all);
+        mp_team_barrier(thread);
+    }
+    mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
+    for (int64_t r = row0; r < row1; r++) /* rows of images have negative ids */
+        finish_inputs(model, pass->rows.id[r], pass->inputs + r * all, (float *)(void *)view->own);
     mp_team_barrier(thread);
 }
 
@@ -253,14 +326,16 @@ static void output_rows(const mp_decoder_pass *pass, const mp_decoder_view *view
     mp_team_barrier(thread);
 }
 
-/* Polls before layer `layer`. Returns true on all threads if the pass must stop or pauses. Thread 0 polls the lease,
- * which reports progress and returns true if no request wants the result any more; the barrier makes `stop` and
- * `paused` visible to all threads. Later barriers ensure that every thread has read them before thread 0 writes again.
- * first: the first layer of the pass, which is always computed. */
+/* Polls before layer `layer`. Returns true on all threads if the pass must stop or pauses, which keeps x of all rows.
+ * Thread 0 polls the lease, which reports progress and returns true if no request wants the result any more; the
+ * barrier makes `stop` and `paused` visible to all threads. Later barriers ensure that every thread has read them
+ * before thread 0 writes again. first: the first layer of the pass, which is always computed. */
 static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread, int layer, int first) {
     if (thread->index == 0) {
         pass->stop = mp_lease_poll(pass->lease);
-        pass->paused = !pass->stop && pass->until_ns > 0 && layer > first && mp_sys_now_ns() >= pass->until_ns;
+        const bool may_pause = !pass->streams && !(pass->rest && layer > pass->model->last_stored + 1);
+        pass->paused = may_pause && !pass->stop && pass->until_ns > 0 && layer > first &&
+                       mp_sys_now_ns() >= pass->until_ns;
         pass->layer = pass->paused ? layer : pass->layer;
     }
     mp_team_barrier(thread);
@@ -282,14 +357,37 @@ static mp_decoder_view view_of(const mp_decoder_pass *pass, const mp_team_thread
                              .own = own};
 }
 
+/* Copies the residual sums and rotations of the output rows to the rest of the pass. Ends with a barrier. */
+static void enter_rest(const mp_decoder_pass *pass, const mp_team_thread *thread) {
+    const mp_decoder_pass *rest = pass->rest;
+    const size_t hidden = (size_t)pass->model->hidden, angles = (size_t)(pass->model->ropes * pass->model->rope_dim);
+    int64_t begin, end;
+    mp_team_split(thread, rest->rows.M, 1, &begin, &end);
+    for (int64_t i = begin; i < end; i++) {
+        const size_t row = (size_t)pass->rows.output_row[i];
+        memcpy(rest->x + (size_t)i * hidden, pass->x + row * hidden, hidden * sizeof(float));
+        if (pass->streams) {
+            const size_t width = hidden * (size_t)pass->model->streams;
+            memcpy(rest->streams + (size_t)i * width, pass->streams + row * width, width * sizeof(float));
+        }
+        memcpy(rest->cos_sin + (size_t)i * angles, pass->cos_sin + row * angles, angles * sizeof(float));
+    }
+    mp_team_barrier(thread);
+}
+
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
+    const mp_decoder_pass *now = pass; /* or its rest */
     const int most = mp_decoder_most_rows(model, pass->rows.M);
     const int begin = pass->layer;
     const bool few = needs_only_outputs(pass);
     size_t hidden = (size_t)model->hidden;
     mp_decoder_view view = view_of(pass, thread);
     embed_rows(pass, thread);
+    if (pass->inputs)
+        embed_inputs(pass, &view);
+    if (pass->streams)
+        mp_streams_enter(pass, &view);
     if (pass->resumed)
         resume_rows(pass, thread);
     else
@@ -298,16 +396,25 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
         /* a layer that comes from a slow disk may take seconds */
         if ((pass->warming || pass->until_ns > 0 || l % POLL_LAYERS == 0) && stopped(pass, thread, l, begin))
             return;
-        for (view.block = 0; view.block < pass->block_count; view.block++) {
-            view.first = pass->block_first[view.block];
-            view.rows = pass->block_first[view.block + 1] - view.first;
-            view.context.adapters = pass->row_adapter ? pass->row_adapter + view.first : NULL;
-            run_layer(pass, &view, l, few);
+        if (pass->rest && l == model->last_stored + 1) {
+            now = pass->rest;
+            enter_rest(pass, thread);
         }
-        if (pass->rows.vector && l < pass->rows.taps)
+        if (now->rows.M == 0)
+            break;
+        for (view.block = 0; view.block < now->block_count; view.block++) {
+            view.first = now->block_first[view.block];
+            view.rows = now->block_first[view.block + 1] - view.first;
+            view.context.adapters = now->row_adapter ? now->row_adapter + view.first : NULL;
+            view.context.inputs = now->row_inputs ? now->row_inputs + view.first : NULL;
+            run_layer(now, &view, l, few);
+        }
+        if (now == pass && pass->rows.vector && l < pass->rows.taps)
             add_taps(pass, thread, l);
         capture_rows(pass, thread, l + 1);
     }
+    if (pass->streams)
+        mp_streams_leave(now, &view);
     view.context.adapters = NULL; /* adapters do not update the head */
     for (int s = 0; s < pass->rows.n_seq; s++) {
         const mp_row_seq *seq = &pass->rows.seq[s];
@@ -324,7 +431,7 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
         int64_t begin, end;
         mp_team_split(thread, n, 1, &begin, &end);
         for (int64_t i = begin; i < end; i++)
-            memcpy(outputs + (size_t)i * hidden, pass->x + (size_t)pass->rows.output_row[first + i] * hidden,
+            memcpy(outputs + (size_t)i * hidden, now->x + (size_t)now->rows.output_row[first + i] * hidden,
                    hidden * sizeof(float));
         mp_team_barrier(thread);
         float *logits = pass->rows.logits + (size_t)first * (size_t)model->vocab;

@@ -27,7 +27,10 @@ typedef struct mp_decoder {
     mp_attention_shape *shapes; /* [shape_count] the different sizes of the layers' attention */
     uint16_t *layer_shapes;     /* [layer_count] index of each layer's shape */
     int shape_count;
-    int32_t dense_ffn, shared_ffn; /* width in layers without experts; width of the shared expert (0: none) */
+    int32_t last_stored; /* the last layer whose mixer stores keys and values; those after it read the stores of
+                          * earlier layers */
+    float *ones;         /* weight of the norms of values, or NULL */
+    int32_t shared_ffn;  /* width of the shared expert (0: none) */
     mp_mla latent;
     mp_norm like; /* `eps` and `root` of the norms of layers and output */
     float latent_eps;
@@ -45,17 +48,29 @@ typedef struct mp_decoder {
     float output_softcap;    /* soft cap of logits, after output_scale; 0 = none */
     float embedding_scale, output_scale;
     float residual_scale;   /* `scale` of each sublayer */
-    mp_rope rope[MP_ROPES]; /* rotary tables, all with the same `dim` */
+    mp_rope rope[MP_ROPES]; /* rotary tables */
     int ropes;              /* number of tables that each row needs, beginning with the first */
+    int rope_dim;           /* the largest `dim` of the tables */
     mp_rope_sections sections;
     bool image_spans;       /* some layers have `spans` (mp_paged_attention) */
     int32_t long_from;      /* sequences that may become longer than this use the second table instead of the first
                              * (LongRoPE, arXiv:2402.13753); 0 = none */
     mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
+    struct {             /* inputs of each layer, besides the row: a row of `table` plus a projection of the
+                          * embedding */
+        int32_t width;   /* per layer; 0: the layers have none */
+        mp_tensor table; /* [tokens, layers * width] read as it is mapped: rows that are not used cost no memory */
+        mp_linear project;
+        mp_norm norm; /* [width] of the projection */
+    } inputs;
     bool tied;        /* the output matrix is the token table, packed */
     mp_norm norm;     /* [hidden] before the output */
     mp_linear head;   /* [vocab, hidden] */
     mp_decoder_layer *layers;
+    int32_t streams; /* residual sums of a row besides the first (decoder/streams.h); 0: none */
+    mp_linear stream_in[MP_STREAMS], stream_out[MP_STREAMS]; /* [hidden, hidden] to these sums, and back */
+    float laurel_scale; /* `total` of sublayers with mp_ffn_laurel */
+    bool adds_up;   /* some sublayers norm the sum of their networks' outputs */
     int last_mixed; /* index of the last layer that has a mixer; -1: none has one */
     int barriers;   /* about the number of barriers of a pass */
     mp_kv_store *kv_stores; /* one for each mixer that stores keys and values */
@@ -135,9 +150,17 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
      * acts, prepared activations; shared, the scratch of the current block of the layer, and at the end the gathered
      * output rows. partials: mp_decoder_partial_floats for each KV block of a unit; split mode only. */
     float *x, *normed, *cos_sin, *partials;
+    float *added;               /* [rows of a block, hidden] sum of the outputs of networks before its norm, or NULL */
+    float *streams, *predicted; /* [M, streams of the model, hidden] the other residual sums, and [rows of a block,
+                                 * hidden] the first before the layer's sublayers; or NULL */
+    float *inputs;              /* [M, layers * width of mp_decoder.inputs], or NULL */
+    const float **row_inputs;    /* [M] the inputs of each row, or NULL */
+    const float **output_inputs; /* [n_output] the same of the output rows */
     void *acts;
     uint8_t *shared;
     size_t own_rows, own_acts, own; /* bytes of the first three parts of a thread's scratch */
+    struct mp_decoder_pass *rest; /* the layers after `last_stored`, for the output rows alone, each as a sequence of
+                                   * its own; NULL: these layers compute all rows */
     uint8_t *row_adapter;    /* [M] `adapter` of each row, or NULL: no row has one */
     uint8_t *output_adapter; /* [n_output] the same of the output rows */
     float *low_rank;         /* [row block, width of the adapters] */

@@ -5,6 +5,7 @@
 
 #include "models/decoder/mla.h"
 #include "models/decoder/load.h"
+#include "models/decoder/pass.h"
 
 enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_EXPERTS = 4096 };
 
@@ -13,7 +14,8 @@ void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape
     shape.padded_dim = mp_kv_width(shape.value_dim);
     const bool apart = shape.gate_dim == 1; /* the gates follow the values, and not each its query */
     shape.query_step = shape.head_dim + (apart ? 0 : shape.gate_dim);
-    shape.qkv_width = shape.heads * shape.query_step + shape.kv_heads * (shape.head_dim + shape.value_dim);
+    shape.qkv_width = shape.heads * shape.query_step +
+                      shape.kv_heads * (shape.head_dim + (shape.key_values ? 0 : shape.value_dim));
     shape.gates_from = apart ? shape.qkv_width : shape.head_dim;
     shape.gate_step = apart ? 1 : shape.query_step;
     shape.qkv_width += apart ? shape.heads : 0;
@@ -24,6 +26,59 @@ void mp_decoder_set_shape(mp_decoder *model, int layer, mp_attention_shape shape
     model->layer_shapes[layer] = (uint16_t)at;
 }
 
+/* Reads the list of layers with the sliding window. */
+static mp_status read_windowed(const mp_spec *spec, int layers, int64_t *windowed, mp_error *error) {
+    int64_t all = 1;
+    return mp_spec_ints(spec, "mpool.window_layers", layers, 0, 1, &all, windowed, error);
+}
+
+/* Returns the layer whose keys and values layer `layer` reads: itself, or the last layer that stores keys and values
+ * and has a window if this layer has one; -1: there is none. */
+static int source_of(const mp_decoder *model, const int64_t *windowed, int layer) {
+    int source = layer < model->last_stored ? layer : model->last_stored;
+    while (source >= 0 && windowed[source] != windowed[layer])
+        source--;
+    return source;
+}
+
+/* Reads how layers differ from each other in their heads, keys and values. The heads of layers with a window may have
+ * another size; values may have a norm. With mpool.key_values, layers without a projection of values have their keys as
+ * values. The last layers may read keys and values of earlier layers. */
+static mp_status read_kinds(mp_decoder *model, const mp_spec *spec, int64_t key, int64_t *head_dim, int64_t *key_values,
+                            mp_error *error) {
+    int64_t windowed[MP_DECODER_LAYERS], narrow, shared, none = 0;
+    const int layers = model->layer_count;
+    bool norms = false, may_lack = false;
+    char name[64];
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length_swa", 1, MP_HEAD_MAX, &key, &narrow, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.key_values", &may_lack, &may_lack, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.attention.shared_kv_layers", 0, layers - 1, &none, &shared, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.value_norms", &norms, &norms, error));
+    if (narrow % 2)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.key_length_swa", "an even number",
+                            "%lld", (long long)narrow);
+    MP_TRY(read_windowed(spec, layers, windowed, error));
+    model->last_stored = layers - 1 - (int32_t)shared;
+    for (int i = 0; i < layers; i++) {
+        const int source = source_of(model, windowed, i);
+        if (source < 0)
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.shared_kv_layers",
+                                "layers with a window, and without one, only if earlier layers have their keys",
+                                "%lld, although layer %d has no such layer before it", (long long)shared, i);
+        snprintf(name, sizeof name, "blk.%d.attn_v.weight", source);
+        head_dim[i] = windowed[i] ? narrow : key;
+        key_values[i] = may_lack && !mp_weights_has(model->weights, name);
+    }
+    if (!norms)
+        return MP_OK;
+    model->ones = mp_alloc_array(MP_HEAD_MAX, sizeof *model->ones, MP_TAG_WEIGHTS);
+    if (!model->ones)
+        return mp_fail_memory(error, MP_HEAD_MAX * sizeof *model->ones, "the norms of values");
+    for (int i = 0; i < MP_HEAD_MAX; i++)
+        model->ones[i] = 1;
+    return MP_OK;
+}
+
 /* Returns the components of a gate of a layer's heads. gated: true if the query projection has the gates. */
 static int32_t gate_dim(const mp_decoder *model, int layer, bool gated, int64_t value_dim) {
     char name[64];
@@ -31,10 +86,10 @@ static int32_t gate_dim(const mp_decoder *model, int layer, bool gated, int64_t 
     return gated ? (int32_t)value_dim : mp_weights_has(model->weights, name);
 }
 
-/* Reads the sizes of heads, which all layers share, and the numbers of heads, which may differ between layers. */
+/* Reads the sizes and numbers of heads, which may differ between layers. */
 static mp_status read_heads(mp_decoder *model, const mp_spec *spec, bool gated, mp_error *error) {
-    int64_t heads[MP_DECODER_LAYERS], kv_heads[MP_DECODER_LAYERS], key, value, absent = 0;
-    int64_t hidden = model->hidden, most = 1;
+    int64_t heads[MP_DECODER_LAYERS], kv_heads[MP_DECODER_LAYERS], head_dim[MP_DECODER_LAYERS];
+    int64_t key_values[MP_DECODER_LAYERS], key, value, absent = 0, hidden = model->hidden, most = 1;
     const int layers = model->layer_count;
     MP_TRY(mp_spec_ints(spec, "{arch}.attention.head_count", layers, 1, hidden, NULL, heads, error));
     for (int i = 0; i < layers; i++)
@@ -60,6 +115,7 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, bool gated, 
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.key_length",
                             "an even number equal to value_length", "%lld, with a value_length of %lld",
                             (long long)key, (long long)value);
+    MP_TRY(read_kinds(model, spec, key, head_dim, key_values, error));
     for (int i = 0; i < layers; i++) {
         if (heads[i] / kv_heads[i] > MP_ATTN_ROWS)
             return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "attention.head_count_kv",
@@ -68,10 +124,11 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, bool gated, 
         mp_decoder_set_shape(model, i, (mp_attention_shape){.heads = (int32_t)heads[i],
                                                             .kv_heads = (int32_t)kv_heads[i],
                                                             .groups = (int32_t)kv_heads[i],
-                                                            .head_dim = (int32_t)key,
-                                                            .value_dim = (int32_t)value,
-                                                            .gate_dim = gate_dim(model, i, gated, value),
-                                                            .scale = 1 / sqrtf((float)key)});
+                                                            .head_dim = (int32_t)head_dim[i],
+                                                            .value_dim = (int32_t)head_dim[i],
+                                                            .gate_dim = gate_dim(model, i, gated, head_dim[i]),
+                                                            .key_values = (int32_t)key_values[i],
+                                                            .scale = 1 / sqrtf((float)head_dim[i])});
     }
     return MP_OK;
 }
@@ -151,19 +208,18 @@ mp_status mp_decoder_kv_in_bytes(const mp_spec *spec, bool *in_bytes, mp_error *
 }
 
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
-    int64_t layers, hidden, ffn, context;
+    int64_t layers, hidden, context;
     double eps, latent_eps;
     bool root = true;
     MP_TRY(mp_spec_int_capped(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.context_length", 1, MAX_CONTEXT, NULL, &context, error));
     MP_TRY(mp_spec_bool(spec, "mpool.root_norms", &root, &root, error));
     MP_TRY(mp_spec_float(spec, root ? "{arch}.attention.layer_norm_rms_epsilon" : "{arch}.attention.layer_norm_epsilon",
                          1e-30, 1, NULL, &eps, error));
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;
-    model->dense_ffn = (int32_t)ffn;
+    model->last_stored = (int32_t)layers - 1;
     model->context = (int32_t)context;
     model->like = (mp_norm){.eps = (float)eps, .root = root};
     MP_TRY(mp_spec_float(spec, "mpool.latent_epsilon", 1e-30, 1, &eps, &latent_eps, error));
@@ -226,7 +282,7 @@ static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error
     MP_TRY(mp_spec_float(spec, "mpool.rope_attention_factor", 1e-3, 1e3, &one, &attention, error));
     if (!mp_spec_find(spec, "mpool.rope_long_factors") && !mp_weights_has(model->weights, "rope_factors_long.weight"))
         return MP_OK; /* GGUF files of the family give the original length even if they have no factors */
-    MP_TRY(mp_rope_init_plain(&model->rope[1], &model->rope[0], base, error));
+    MP_TRY(mp_rope_init_plain(&model->rope[1], model->rope[0].dim, model->rope[0].neox, base, error));
     MP_TRY(divide(model, &model->rope[0], spec, "rope_factors_short.weight", "mpool.rope_short_factors", &short_found,
                   error));
     MP_TRY(divide(model, &model->rope[1], spec, "rope_factors_long.weight", "mpool.rope_long_factors", &long_found,
@@ -239,27 +295,66 @@ static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error
     return MP_OK;
 }
 
+/* Writes for each rotary table the components of a head that it may rotate; 0: no layer has the table. The heads of its
+ * layers must be equal. */
+static mp_status read_rotated(const mp_decoder *model, const mp_spec *spec, const int64_t *tables, int *rotated,
+                              mp_error *error) {
+    for (int t = 0; t < MP_ROPES; t++)
+        rotated[t] = 0;
+    for (int i = model->layer_count - 1; i >= 0; i--)
+        if (tables[i] >= 0)
+            rotated[tables[i]] = mp_decoder_shape(model, i)->head_dim - mp_decoder_shape(model, i)->rotated_from;
+    for (int i = 0; i < model->layer_count; i++) {
+        const int dim = mp_decoder_shape(model, i)->head_dim - mp_decoder_shape(model, i)->rotated_from;
+        if (tables[i] >= 0 && dim != rotated[tables[i]])
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.rope_layers",
+                                "one rotary table for each size of heads", "heads of %d and %d components", dim,
+                                rotated[tables[i]]);
+    }
+    return MP_OK;
+}
+
+/* Reads the rotary table of the layers with a window. rotated: as read_rotated writes it. */
+static mp_status read_local_rope(mp_decoder *model, const mp_spec *spec, double base, const int *rotated,
+                                 mp_error *error) {
+    const mp_rope *full = &model->rope[0];
+    int64_t dim, usual = rotated[1] == rotated[0] ? full->dim : rotated[1];
+    MP_TRY(mp_spec_int(spec, "{arch}.rope.dimension_count_swa", 2, rotated[1], &usual, &dim, error));
+    if (dim % 2)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope.dimension_count_swa", "an even number",
+                            "%lld", (long long)dim);
+    model->rope_dim = dim > full->dim ? (int)dim : full->dim;
+    return mp_rope_init_plain(&model->rope[1], (int)dim, full->neox, base, error);
+}
+
 static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error *error) {
     mp_rope *rope = &model->rope[0];
     bool found, neox, neox_default = (args->flags & MP_DECODER_ROPE_NEOX) != 0;
     double local, none = 0;
     int64_t tables[MP_DECODER_LAYERS], first = 0;
+    int rotated[MP_ROPES];
+    MP_TRY(mp_spec_float(args->spec, "mpool.rope_local_base", 1, 1e12, &none, &local, error));
+    model->ropes = local > 0 ? 2 : 1;
+    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_layers", model->layer_count, -1, model->ropes - 1, &first, tables,
+                        error));
+    MP_TRY(read_rotated(model, args->spec, tables, rotated, error));
     /* GGUF files hold the query and key rows of some families permuted for adjacent pairs; model folders hold them as
      * trained */
     MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
-    MP_TRY(mp_rope_init(rope, args->spec, model->shapes[0].head_dim - model->shapes[0].rotated_from, neox, error));
+    if (rotated[0] == 0)
+        rotated[0] = mp_decoder_shape(model, 0)->head_dim - mp_decoder_shape(model, 0)->rotated_from;
+    MP_TRY(mp_rope_init(rope, args->spec, rotated[0], neox, error));
+    model->rope_dim = rope->dim;
     /* GGUF files may hold the model's frequency scaling as divisors */
     MP_TRY(divide(model, rope, args->spec, "rope_freqs.weight", "mpool.rope_divisors", &found, error));
     MP_TRY(read_long_rope(model, args->spec, error));
-    MP_TRY(mp_spec_float(args->spec, "mpool.rope_local_base", 1, 1e12, &none, &local, error));
-    model->ropes = local > 0 ? 2 : 1;
     if (local > 0 && model->rope[1].inverse)
         return mp_fail(error, MP_UNSUPPORTED, "the model has LongRoPE factors and a RoPE base for windows, which mpool "
                        "does not support together");
-    if (local > 0)
-        MP_TRY(mp_rope_init_plain(&model->rope[1], rope, local, error));
-    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_layers", model->layer_count, -1, model->ropes - 1, &first, tables,
-                        error));
+    if (rotated[1] > 0)
+        MP_TRY(read_local_rope(model, args->spec, local, rotated, error));
+    else
+        model->ropes = 1;
     mp_mixer *mixer;
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
@@ -279,11 +374,10 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     return MP_OK;
 }
 
-/* Reads the sliding window and the list of layers that have it. */
-static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t window, none = 0, all = 1, windowed[MP_DECODER_LAYERS];
+/* Reads the sliding window. */
+static mp_status read_windows(mp_decoder *model, const mp_spec *spec, const int64_t *windowed, mp_error *error) {
+    int64_t window, none = 0;
     MP_TRY(mp_spec_int(spec, "{arch}.attention.sliding_window", 0, INT32_MAX, &none, &window, error));
-    MP_TRY(mp_spec_ints(spec, "mpool.window_layers", model->layer_count, 0, 1, &all, windowed, error));
     mp_mixer *mixer;
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
@@ -313,14 +407,28 @@ static void place_state(mp_decoder *model, mp_mixer *mixer) {
     model->kv.log_bytes += log_bytes;
 }
 
-/* Gives each mixer keys and values of its own, or a state. */
-static mp_status make_stores(mp_decoder *model, mp_error *error) {
+/* Gives a mixer that only reads the store of an earlier layer. */
+static mp_status share_store(mp_decoder *model, const int64_t *windowed, int layer, mp_paged_attention *reader,
+                             mp_error *error) {
+    const mp_mixer *mixer = mp_layer_mixer(&model->layers[source_of(model, windowed, layer)], 0, NULL);
+    if (!mixer || mixer->ops->state || mixer->attention.shape != reader->shape)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1,
+                            "attention.shared_kv_layers", "layers whose earlier layers have equal heads",
+                            "other heads than those of layer %d before it", layer);
+    reader->store = mixer->attention.store;
+    return MP_OK;
+}
+
+/* Gives each mixer keys and values, of its own unless it only reads them, or a state. */
+static mp_status make_stores(mp_decoder *model, const int64_t *windowed, mp_error *error) {
     mp_mixer *mixer;
     int count = 0;
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
             if (mixer->ops->state)
                 place_state(model, mixer);
+            else if (mixer->attention.reads_only)
+                MP_TRY(share_store(model, windowed, i, &mixer->attention, error));
             else
                 mixer->attention.store = count++;
     model->kv_stores = mp_alloc_array((size_t)count, sizeof *model->kv_stores, MP_TAG_WEIGHTS);
@@ -329,7 +437,7 @@ static mp_status make_stores(mp_decoder *model, mp_error *error) {
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++) {
             const mp_paged_attention *attention = &mixer->attention;
-            if (mixer->ops->state)
+            if (mixer->ops->state || attention->reads_only)
                 continue;
             model->kv_stores[attention->store] = (mp_kv_store){.heads = attention->shape->kv_heads,
                                                             .k_dim = attention->shape->head_dim,
@@ -341,8 +449,10 @@ static mp_status make_stores(mp_decoder *model, mp_error *error) {
 }
 
 mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp_error *error) {
+    int64_t windowed[MP_DECODER_LAYERS];
     MP_TRY(read_rope(model, args, error));
-    MP_TRY(read_windows(model, args->spec, error));
+    MP_TRY(read_windowed(args->spec, model->layer_count, windowed, error));
+    MP_TRY(read_windows(model, args->spec, windowed, error));
     MP_TRY(read_spans(model, args->spec, error));
-    return make_stores(model, error);
+    return make_stores(model, windowed, error);
 }

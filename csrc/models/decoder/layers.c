@@ -1,8 +1,10 @@
 /* decoder/layers.c: composes the layers of a decoder from blocks, and reads their tensors. */
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "base/alloc.h"
+#include "models/decoder/streams.h"
 #include "models/decoder/load.h"
 
 mp_mixer *mp_sublayer_add_mixer(mp_sublayer *sub, const mp_mixer_ops *ops) {
@@ -89,8 +91,7 @@ static mp_status refuse(const mp_layer_reader *reader, const char *weight, mp_er
     return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", weight);
 }
 
-/* OK if the layer has no tensor `name`.weight. */
-static mp_status refuse_own(const mp_layer_reader *reader, const char *name, mp_error *error) {
+mp_status mp_reader_refuse(const mp_layer_reader *reader, const char *name, mp_error *error) {
     char weight[64];
     snprintf(weight, sizeof weight, "blk.%d.%s.weight", reader->index, name);
     return refuse(reader, weight, error);
@@ -156,7 +157,7 @@ static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, boo
     const mp_reader_part down = {shared ? "ffn_down_shexp" : "ffn_down", model->hidden};
     const int first = reader->gated ? 0 : 1;
     if (!reader->gated)
-        MP_TRY(refuse_own(reader, up[0].name, error));
+        MP_TRY(mp_reader_refuse(reader, up[0].name, error));
     mp_ffn *ffn = mp_sublayer_add_ffn(sub, &mp_ffn_dense);
     if (!ffn)
         return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
@@ -164,6 +165,7 @@ static mp_status read_dense(const mp_layer_reader *reader, mp_sublayer *sub, boo
     ffn->mlp.ffn = width;
     ffn->mlp.act = model->act;
     ffn->mlp.gate_scale = reader->gate_scale;
+    ffn->mlp.sparse = shared ? 0 : reader->sparse;
     MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, up + first, 2 - first, model->hidden, 1, error));
     MP_TRY(mp_reader_linear(reader, &ffn->mlp.down, &down, 1, width, model->residual_scale, error));
     return shared ? read_row_gate(reader, &ffn->mlp, error) : MP_OK;
@@ -193,9 +195,27 @@ static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, m
         return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
     MP_TRY(mp_experts_init(&ffn->experts, &shape, reader->builder, error));
     if (latent == 0)
-        return refuse_own(reader, down.name, error);
+        return mp_reader_refuse(reader, down.name, error);
     MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, &down, 1, model->hidden, 1, error));
     return mp_reader_linear(reader, &ffn->mlp.down, &up, 1, latent, model->residual_scale, error);
+}
+
+/* Adds a dense network and experts, each with its own norms, whose outputs are added up before the sublayer's norm. */
+static mp_status add_beside(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
+    const mp_decoder *model = reader->model;
+    char scale[64];
+    MP_TRY(mp_reader_refuse(reader, "ffn_latent_down", error)); /* the norms are of whole rows */
+    MP_TRY(read_dense(reader, sub, false, reader->dense_ffn, error));
+    MP_TRY(read_experts(reader, sub, error));
+    mp_ffn *const dense = sub->ffn[0], *const experts = sub->ffn[1];
+    reader->model->adds_up = true;
+    MP_TRY(mp_reader_norm(reader, &dense->after, "post_ffw_norm_1", model->hidden, true, error));
+    MP_TRY(mp_reader_norm(reader, &experts->norm, "pre_ffw_norm_2", model->hidden, true, error));
+    MP_TRY(mp_reader_norm(reader, &experts->after, "post_ffw_norm_2", model->hidden, true, error));
+    experts->router_norm = mp_decoder_norm(model, model->hidden);
+    experts->router_scale = 1 / sqrtf((float)model->hidden);
+    snprintf(scale, sizeof scale, "blk.%d.ffn_gate_inp.scale", reader->index);
+    return mp_builder_vector(reader->builder, &experts->router_norm.weight, scale, model->hidden, error);
 }
 
 /* Values of the list `mpool.layer_blocks`. */
@@ -217,7 +237,8 @@ static mp_status read_norms(const mp_layer_reader *reader, mp_sublayer *sub, con
     sub->scale = reader->model->residual_scale;
     MP_TRY(mp_reader_norm(reader, &sub->norm, norm, hidden, !(reader->flags & MP_DECODER_NO_INPUT_NORMS), error));
     MP_TRY(mp_reader_norm(reader, &sub->after, after, hidden, outputs, error));
-    if (outputs && (sub->mixers + sub->ffns > 1 || (sub->ffns == 1 && sub->ffn[0]->ops->separate)))
+    const bool beside = sub->ffns > 0 && sub->ffn[sub->ffns - 1]->after.n > 0;
+    if (outputs && !beside && (sub->mixers + sub->ffns > 1 || (sub->ffns == 1 && sub->ffn[0]->ops->separate)))
         return mp_fail(error, MP_UNSUPPORTED, "layer %d has experts, or several blocks, and a norm of their output, "
                        "which mpool does not support together", reader->index);
     return MP_OK;
@@ -227,7 +248,7 @@ static mp_status add_mixer(const mp_layer_reader *reader, const mp_mixer_ops *op
     const mp_spec *spec = mp_weights_spec(reader->model->weights);
     double scale = 1;
     if (ops != &mp_mixer_latent)
-        MP_TRY(refuse_own(reader, "attn_kv_a_mqa", error));
+        MP_TRY(mp_reader_refuse(reader, "attn_kv_a_mqa", error));
     mp_mixer *mixer = mp_sublayer_add_mixer(sub, ops);
     if (!mixer)
         return mp_fail_memory(error, sizeof *mixer, "a block of a layer");
@@ -239,9 +260,11 @@ static mp_status add_mixer(const mp_layer_reader *reader, const mp_mixer_ops *op
     return mixer->ops->read(reader, mixer, error);
 }
 
-/* Adds experts, or a network that is not a mixture, or experts and a shared expert. */
+/* Adds experts, or a network that is not a mixture, or both: experts and a shared expert, or see add_beside. */
 static mp_status add_ffns(const mp_layer_reader *reader, mp_sublayer *sub, bool dense, mp_error *error) {
-    const int32_t width = dense ? reader->model->dense_ffn : reader->model->shared_ffn;
+    const int32_t width = dense ? reader->dense_ffn : reader->model->shared_ffn;
+    if (!dense && reader->experts_beside)
+        return add_beside(reader, sub, error);
     if (!dense)
         MP_TRY(read_experts(reader, sub, error));
     return width > 0 ? read_dense(reader, sub, !dense, width, error) : MP_OK;
@@ -279,6 +302,60 @@ uint64_t mp_decoder_state_bytes(const mp_spec *spec) {
     return bytes;
 }
 
+/* Adds the network that multiplies the activations of each row by the row's inputs of this layer. */
+static mp_status add_inputs(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
+    const mp_decoder *model = reader->model;
+    const int32_t width = model->inputs.width;
+    const mp_reader_part gate = {"inp_gate", width}, out = {"proj", model->hidden};
+    mp_ffn *ffn = mp_sublayer_add_ffn(sub, &mp_ffn_dense);
+    if (!ffn)
+        return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
+    ffn->mlp = (mp_mlp){.ffn = width, .act = model->act, .has_inputs = true, .inputs_from = reader->index * width};
+    sub->scale = 1;
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, &gate, 1, model->hidden, 1, error));
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.down, &out, 1, width, 1, error));
+    return mp_reader_norm(reader, &sub->after, "post_norm", model->hidden, true, error);
+}
+
+/* Adds what may follow the usual sublayers: a sublayer with the row's inputs, and a factor on the sums. */
+static mp_status read_end(const mp_layer_reader *reader, mp_decoder_layer *layer, mp_error *error) {
+    char name[64];
+    if (reader->model->inputs.width > 0)
+        MP_TRY(add_inputs(reader, &layer->sublayer[layer->count++], error));
+    MP_TRY(mp_streams_read_layer(reader, layer, error));
+    snprintf(name, sizeof name, "blk.%d.layer_output_scale.weight", reader->index);
+    if (!mp_weights_has(reader->model->weights, name))
+        return MP_OK;
+    const mp_sublayer *last = &layer->sublayer[layer->count - 1];
+    if (!last->after.n)
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s scales a layer whose last block has no norm of its output, "
+                       "which mpool does not support", name);
+    return mp_builder_vector(reader->builder, &layer->sublayer[layer->count - 1].total, name, 1, error);
+}
+
+/* Adds the low-rank network beside a mixer, if the file has it. */
+static mp_status add_laurel(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
+    mp_decoder *model = reader->model;
+    int64_t shape[2] = {-1, model->hidden};
+    mp_tensor left;
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.laurel_l.weight", reader->index);
+    if (!mp_weights_has(model->weights, name))
+        return MP_OK;
+    MP_TRY(mp_weights_get(model->weights, name, 2, shape, &left, error));
+    const mp_reader_part down = {"laurel_l", (int32_t)left.shape[0]}, up = {"laurel_r", model->hidden};
+    mp_ffn *ffn = mp_sublayer_add_ffn(sub, &mp_ffn_laurel);
+    if (!ffn)
+        return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
+    ffn->mlp.ffn = down.N;
+    model->adds_up = true;
+    model->laurel_scale = sqrtf(0.5f);
+    sub->total = &model->laurel_scale;
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, &down, 1, model->hidden, 1, error));
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.down, &up, 1, down.N, 1, error));
+    return mp_reader_norm(reader, &ffn->after, "laurel_post_norm", model->hidden, true, error);
+}
+
 /* Composes a layer: a mixer, and a network with a norm of its own, or with that of the mixer. A layer may also have one
  * of them alone. */
 static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_layer_has has, mp_decoder_layer *layer,
@@ -287,18 +364,20 @@ static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_layer_
     mp_sublayer *const first = &layer->sublayer[0], *const second = &layer->sublayer[one ? 0 : 1];
     layer->count = one ? 1 : 2;
     if (has == MP_LAYER_FFN)
-        MP_TRY(refuse_own(reader, "attn_output", error));
+        MP_TRY(mp_reader_refuse(reader, "attn_output", error));
     else
         MP_TRY(add_mixer(reader, reader->mixer, first, error));
     if (has != MP_LAYER_FFN && reader->beside && reader->mixer->state)
         MP_TRY(add_mixer(reader, &mp_mixer_attention, first, error));
     if (has == MP_LAYER_MIXER)
-        MP_TRY(refuse_own(reader, "ffn_down", error));
+        MP_TRY(mp_reader_refuse(reader, "ffn_down", error));
     else
         MP_TRY(add_ffns(reader, second, dense, error));
+    if (has != MP_LAYER_FFN)
+        MP_TRY(add_laurel(reader, first, error));
     MP_TRY(read_norms(reader, first, "attn_norm", "post_attention_norm", error));
     if (one)
-        return refuse_own(reader, "ffn_norm", error);
+        return mp_reader_refuse(reader, "ffn_norm", error);
     MP_TRY(read_norms(reader, second, "ffn_norm", "post_ffw_norm", error));
     second->scale *= reader->ffn_scale;
     return MP_OK;
@@ -306,26 +385,46 @@ static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_layer_
 
 mp_status mp_decoder_compose(mp_decoder *model, const mp_builder *builder, const mp_load_args *args, float norm_offset,
                              mp_error *error) {
+    enum { WIDEST = 1 << 20 }; /* feed-forward network */
     const bool latent = (args->flags & MP_DECODER_LATENT_ATTENTION) != 0;
     const mp_mixer_ops *const attention = latent ? &mp_mixer_latent : &mp_mixer_attention;
-    bool dense[MP_DECODER_LAYERS], gated = true, one_norm = false, beside = false;
+    bool dense[MP_DECODER_LAYERS], gated = true, one_norm = false, beside = false, experts_beside = false;
     double gate_scale = 1, ffn_scale = 1;
-    int64_t has[MP_DECODER_LAYERS], mixes[MP_DECODER_LAYERS], both = MP_LAYER_BOTH;
+    int64_t has[MP_DECODER_LAYERS], mixes[MP_DECODER_LAYERS], ffn[MP_DECODER_LAYERS], both = MP_LAYER_BOTH;
     MP_TRY(read_dense_layers(model, args->spec, dense, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.gated_ffn", &gated, &gated, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.one_norm", &one_norm, &one_norm, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.attention_beside", &beside, &beside, error));
+    MP_TRY(mp_spec_bool(args->spec, "mpool.experts_beside", &experts_beside, &experts_beside, error));
     MP_TRY(mp_spec_float(args->spec, "mpool.gate_scale", 1e-9, 1e9, &gate_scale, &gate_scale, error));
     MP_TRY(mp_spec_float(args->spec, "mpool.ffn_scale", 1e-9, 1e9, &ffn_scale, &ffn_scale, error));
     MP_TRY(mp_spec_ints(args->spec, "mpool.layer_blocks", model->layer_count, MP_LAYER_BOTH, MP_LAYER_FFN, &both, has,
                         error));
+    MP_TRY(mp_spec_ints(args->spec, "{arch}.feed_forward_length", model->layer_count, 1, WIDEST, NULL, ffn, error));
     MP_TRY(read_mixers(args->spec, model->layer_count, mixes, error));
+    const mp_value *sparse = mp_spec_find(args->spec, "mpool.sparse_gates");
+    if (sparse && (sparse->type != MP_VALUE_FLOATS || sparse->count != (uint64_t)model->layer_count))
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.sparse_gates",
+                            "one number per layer", "another value");
     model->last_mixed = -1;
     for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
         const mp_mixer_ops *const mixer = mixes[i] == ATTENTION ? attention : mixers[mixes[i]];
-        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset, gated, one_norm, beside,
-                                        (float)gate_scale, (float)ffn_scale, mixer};
+        const mp_layer_reader reader = {.model = model,
+                                        .builder = builder,
+                                        .index = i,
+                                        .flags = args->flags,
+                                        .norm_offset = norm_offset,
+                                        .gated = gated,
+                                        .one_norm = one_norm,
+                                        .beside = beside,
+                                        .experts_beside = experts_beside,
+                                        .dense_ffn = (int32_t)ffn[i],
+                                        .gate_scale = (float)gate_scale,
+                                        .ffn_scale = (float)ffn_scale,
+                                        .sparse = sparse ? (float)sparse->as.reals[i] : 0,
+                                        .mixer = mixer};
         MP_TRY(read_layer(&reader, dense[i], (mp_layer_has)has[i], &model->layers[i], error));
+        MP_TRY(read_end(&reader, &model->layers[i], error));
         if (mp_layer_mixer(&model->layers[i], 0, NULL))
             model->last_mixed = i;
         mp_progress_part(args->progress, "mapping", (uint64_t)i + 1, (uint64_t)model->layer_count);
@@ -337,6 +436,10 @@ mp_block_cost mp_decoder_cost(const mp_decoder *model) {
     mp_block_cost cost = {0};
     const mp_mixer *mixer;
     const mp_ffn *ffn;
+    if (model->inputs.width > 0) {
+        cost.idle = mp_tensor_items(&model->inputs.table);
+        mp_cost_linear(&cost, &model->inputs.project);
+    }
     for (int i = 0; i < model->layer_count; i++) {
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
             mixer->ops->cost(mixer, &cost);

@@ -8,6 +8,7 @@
 #include "models/decoder/images.h"
 #include "models/decoder/load.h"
 #include "models/decoder/mla.h"
+#include "models/decoder/streams.h"
 
 enum { MAX_VOCAB = 1 << 24 };
 
@@ -30,6 +31,7 @@ static void decoder_destroy(mp_model *base) {
     mp_free(model->layer_shapes);
     mp_free(model->kv_stores);
     mp_free(model->balance);
+    mp_free(model->ones);
     mp_weights_close(model->weights);
     mp_free(model);
 }
@@ -64,6 +66,24 @@ static mp_status read_output(mp_decoder *model, const mp_builder *builder, float
                         mp_decoder_norm_bias(model), norm_offset, error));
     return mp_builder_linear(builder, &model->head, model->tied ? "token_embd.weight" : "output.weight", NULL,
                              model->vocab, model->hidden, error);
+}
+
+/* Reads the tensors of the layers' inputs (see mp_decoder.inputs). */
+static mp_status read_inputs(mp_decoder *model, const mp_builder *builder, float norm_offset, mp_error *error) {
+    static const char table[] = "per_layer_token_embd.weight", project[] = "per_layer_model_proj.weight";
+    int64_t width, none = 0, shape[2] = {-1, 0};
+    MP_TRY(mp_spec_int_capped(mp_weights_spec(model->weights), "{arch}.embedding_length_per_layer_input", 0,
+                              INT32_MAX / MP_DECODER_LAYERS, &none, &width, error));
+    if (width == 0)
+        return MP_OK;
+    shape[1] = width * model->layer_count;
+    model->inputs.width = (int32_t)width;
+    MP_TRY(mp_weights_get(model->weights, table, 2, shape, &model->inputs.table, error));
+    model->store.parameters += mp_tensor_items(&model->inputs.table);
+    MP_TRY(mp_builder_linear(builder, &model->inputs.project, project, NULL, (int32_t)shape[1], model->hidden, error));
+    MP_TRY(mp_adapters_add(&model->adapters, builder, &model->inputs.project, project, error));
+    return mp_norm_read(&model->inputs.norm, builder, "per_layer_proj_norm",
+                        mp_decoder_norm(model, model->inputs.width), mp_decoder_norm_bias(model), norm_offset, error);
 }
 
 static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *error) {
@@ -155,6 +175,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
         goto cleanup;
     }
     MP_TRY_GOTO(mp_adapters_open(&model->adapters, args->spec, error));
+    MP_TRY_GOTO(read_inputs(model, &builder, (float)norm_offset, error));
+    MP_TRY_GOTO(mp_streams_read_model(model, &builder, error));
     MP_TRY_GOTO(mp_decoder_compose(model, &builder, args, (float)norm_offset, error));
     MP_TRY_GOTO(mp_adapters_check(&model->adapters, args->spec, error));
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
@@ -191,7 +213,8 @@ typedef enum tensor_use {
 } tensor_use;
 
 static tensor_use use_of(const mp_spec *spec, const mp_tensor_entry *entry) {
-    const bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
+    const bool table = strcmp(entry->name, "per_layer_token_embd.weight") == 0 ||
+                       (strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight"));
     if (mp_is_companion(entry->name))
         return NOT_PACKED;
     if (mp_adapter_footprint(entry) > 0)

@@ -47,6 +47,7 @@ typedef struct mp_attention_shape { /* sizes of attention; a pass lists the work
     int32_t value_dim;    /* components of a head's value */
     int32_t padded_dim;   /* the same in the KV cache and in attention: mp_kv_width(value_dim) */
     int32_t rotated_from; /* the first component of a head that is rotated */
+    int32_t key_values;   /* 1: the values are the keys before their norm, and rows of qkv have no others; else 0 */
     int32_t qkv_width;    /* components of all queries, keys, values and gates */
     float scale;          /* factor on products of queries and keys */
 } mp_attention_shape;
@@ -56,6 +57,7 @@ typedef struct mp_paged_attention { /* attention over the KV cache: decoder/atte
     mp_linear qkv; /* queries, keys, values and gates side by side; latent attention: the projections to the
                     * latents */
     mp_norm q_norm, k_norm; /* [head_dim], or of all heads together; skipped if it has no weight */
+    mp_norm v_norm;         /* [value_dim]; skipped if it has no weight */
     float *balance; /* [kv_heads, head_dim] factors on queries, divisors of the store's keys, in a cache of bytes
                      * (decoder/balance.c); or NULL */
     float *sinks;   /* [heads] attention sinks: scores without a value; or NULL */
@@ -123,6 +125,9 @@ struct mp_layer_reader {
     bool gated;        /* networks that are no mixtures are gated; otherwise plain */
     bool one_norm;     /* mixer and network of a layer read the same normed rows */
     bool beside;       /* layers with another mixer have attention beside it */
+    bool experts_beside; /* layers with experts have a dense network beside them, each with its own norms */
+    int32_t dense_ffn; /* width of the layer's network that is no mixture */
+    float sparse;                /* `sparse` of the layer's network that is no mixture */
     float gate_scale, ffn_scale; /* factors on gates, and on the outputs of networks with a norm of their own */
     const mp_mixer_ops *mixer; /* kind of the layer's mixer */
 };
@@ -140,7 +145,9 @@ mp_status mp_reader_linear(const mp_layer_reader *reader, mp_linear *linear, con
  * does not have. */
 mp_status mp_reader_norm(const mp_layer_reader *reader, mp_norm *norm, const char *name, int32_t n, bool has,
                          mp_error *error);
-/* The same for a vector blk.<index>.<name>.weight. */
+/* OK if the file has no tensor blk.<index>.<name>.weight. */
+mp_status mp_reader_refuse(const mp_layer_reader *reader, const char *name, mp_error *error);
+/* The same as mp_reader_norm for a vector blk.<index>.<name>.weight. */
 mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const char *name, int32_t n, bool has,
                            mp_error *error);
 

@@ -39,7 +39,7 @@ static inline int mp_decoder_block_rows(const mp_decoder *model, int M) {
 /* Returns the angles of a row of the pass in a rotary table. */
 static inline float *mp_decoder_rotation(const mp_decoder_pass *pass, int row, int rope) {
     const mp_decoder *model = pass->model;
-    return pass->cos_sin + ((size_t)row * (size_t)model->ropes + (size_t)rope) * (size_t)model->rope[0].dim;
+    return pass->cos_sin + ((size_t)row * (size_t)model->ropes + (size_t)rope) * (size_t)model->rope_dim;
 }
 /* Returns the number of output rows in [row0, row0 + rows), and the index of the first in *first. */
 static inline int mp_decoder_outputs_in(const mp_decoder_pass *pass, int row0, int rows, int *first) {

@@ -12,6 +12,11 @@ size_t mp_attention_partial_floats(const mp_attention_shape *shape) {
 
 static int tile_rows(const mp_attention_shape *shape) { return MP_ATTN_ROWS / mp_attention_group(shape); }
 
+/* Returns the number of inputs that a row has in all layers together (see mp_decoder.inputs). */
+static size_t inputs_floats(const mp_decoder *model) {
+    return (size_t)model->inputs.width * (size_t)model->layer_count;
+}
+
 /* Returns the scratch of all blocks and of the head, for row blocks of up to M rows. */
 static mp_block_needs block_needs(const mp_decoder *model, int M, int most_blocks) {
     mp_block_needs needs = {.least_joined = MP_DECODER_JOINED};
@@ -19,6 +24,15 @@ static mp_block_needs block_needs(const mp_decoder *model, int M, int most_block
     const mp_ffn *ffn;
     mp_needs_linear(&needs, &model->head, M);
     mp_needs_scratch(&needs, (size_t)M * (size_t)model->hidden * sizeof(float), 0); /* the gathered output rows */
+    if (model->inputs.width > 0) {
+        mp_needs_linear(&needs, &model->inputs.project, M);
+        mp_needs_scratch(&needs, 0, inputs_floats(model) * sizeof(float)); /* a row of the table */
+    }
+    for (int i = 0; i < model->streams; i++) {
+        mp_needs_linear(&needs, &model->stream_in[i], M);
+        mp_needs_linear(&needs, &model->stream_out[i], M);
+        mp_needs_scratch(&needs, 0, (size_t)model->hidden * sizeof(float)); /* a normed row */
+    }
     for (int l = 0; l < model->layer_count; l++) {
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[l], m, NULL)); m++)
             mixer->ops->needs(model, mixer, M, most_blocks, &needs);
@@ -143,13 +157,57 @@ static size_t plan_bytes(const mp_decoder *model, const mp_rows *rows, int threa
     return bytes + (partials ? mp_arena_cost(partials * sizeof(float)) : 0);
 }
 
+/* Returns true if some layers store no keys and values, and compute the output rows only. */
+static bool has_rest(const mp_decoder *model, const mp_rows *rows) {
+    bool all = rows->n_capture > 0 || rows->n_output == rows->M;
+    for (int s = 0; !all && s < rows->n_seq; s++)
+        all = rows->seq[s].all_outputs != NULL;
+    return !all && model->last_stored + 1 < model->layer_count;
+}
+
+static size_t rotation_bytes(const mp_decoder *model, size_t M) {
+    return mp_arena_cost(M * (size_t)(model->ropes * model->rope_dim) * sizeof(float));
+}
+
+static size_t streams_bytes(const mp_decoder *model, size_t M) {
+    return mp_arena_cost(M * (size_t)(model->streams * model->hidden) * sizeof(float));
+}
+
+/* Bytes of `rest` of a pass. Some of the rows may be dropped before the pass. */
+static size_t rest_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
+    const int n = rows->n_output, most = longest(rows);
+    const mp_rows outputs = {.M = n};
+    size_t bytes = mp_arena_cost(sizeof(mp_decoder_pass)) + mp_arena_cost(row_borders(&outputs)) +
+                   mp_arena_cost((size_t)n * sizeof(mp_row_seq)) + mp_arena_cost((size_t)n * sizeof(int)) +
+                   mp_arena_cost((size_t)n * (size_t)model->hidden * sizeof(float)) + rotation_bytes(model, (size_t)n) +
+                   mp_arena_cost((size_t)model->shape_count * sizeof(mp_attention_plan)), partials = 0;
+    for (int i = 0; i < model->shape_count; i++) {
+        const mp_attention_shape *shape = &model->shapes[i];
+        const plan_sizes sizes = {.units = shape->groups * (n + most_row_blocks(&outputs)),
+                                  .blocks = shape->groups * n * most, .most_blocks = most};
+        bytes += mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(&outputs, threads));
+        if (threads > 1 && most >= SPLIT_BLOCKS)
+            partials = mp_larger(partials, most_split_blocks(&sizes, threads) * mp_attention_partial_floats(shape));
+    }
+    bytes += model->streams > 0 ? streams_bytes(model, (size_t)n) : 0;
+    return bytes + (partials ? mp_arena_cost(partials * sizeof(float)) : 0);
+}
+
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
     size_t M = (size_t)rows->M, block = (size_t)most_rows(model, rows), f = sizeof(float);
     const mp_block_needs needs = block_needs(model, (int)block, longest(rows));
     size_t bytes = plan_bytes(model, rows, threads) + mp_arena_cost(row_borders(rows));
     bytes += mp_arena_cost(M * (size_t)model->hidden * f) + mp_arena_cost(block * (size_t)model->hidden * f);
-    bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
-    bytes += mp_arena_cost(needs.acts) + mp_arena_cost(needs.shared);
+    bytes += rotation_bytes(model, M) + mp_arena_cost(needs.acts) + mp_arena_cost(needs.shared);
+    if (model->last_stored + 1 < model->layer_count)
+        bytes += rest_bytes(model, rows, threads);
+    if (model->adds_up)
+        bytes += mp_arena_cost(block * (size_t)model->hidden * f);
+    if (model->streams > 0)
+        bytes += streams_bytes(model, M) + mp_arena_cost(block * (size_t)model->hidden * f);
+    if (model->inputs.width > 0)
+        bytes += mp_arena_cost(M * inputs_floats(model) * f) + mp_arena_cost(M * sizeof(float *)) +
+                 mp_arena_cost((size_t)rows->n_output * sizeof(float *));
     if (model->adapters.count > 0)
         bytes += mp_arena_cost(M) + mp_arena_cost((size_t)rows->n_output) +
                  mp_arena_cost(block * (size_t)model->adapters.width * f);
@@ -284,6 +342,21 @@ static void list_adapters(mp_decoder_pass *pass, size_t block, mp_arena *arena) 
         pass->output_adapter[i] = pass->row_adapter[rows->output_row[i]];
 }
 
+/* Makes room for the inputs of the rows, and lists where those of each row are. */
+static void list_inputs(mp_decoder_pass *pass, mp_arena *arena) {
+    const mp_rows *rows = &pass->rows;
+    const size_t each = inputs_floats(pass->model);
+    if (each == 0)
+        return;
+    pass->inputs = mp_arena_take(arena, (size_t)rows->M * each * sizeof(float));
+    pass->row_inputs = mp_arena_take(arena, (size_t)rows->M * sizeof *pass->row_inputs);
+    pass->output_inputs = mp_arena_take(arena, (size_t)rows->n_output * sizeof *pass->output_inputs);
+    for (int r = 0; r < rows->M; r++)
+        pass->row_inputs[r] = pass->inputs + (size_t)r * each;
+    for (int i = 0; i < rows->n_output; i++)
+        pass->output_inputs[i] = pass->row_inputs[rows->output_row[i]];
+}
+
 /* Plans the work of the mixers of one shape. */
 static void plan_attention(mp_decoder_pass *pass, const mp_attention_shape *shape, int threads, mp_arena *arena) {
     mp_attention_plan *plan = &pass->attention[shape - pass->model->shapes];
@@ -314,6 +387,48 @@ static void take_partials(mp_decoder_pass *pass, mp_arena *arena) {
         pass->partials = mp_arena_take(arena, floats * sizeof(float));
 }
 
+/* Plans the attention of all shapes. */
+static void plan_shapes(mp_decoder_pass *pass, int threads, mp_arena *arena) {
+    pass->attention = mp_arena_take(arena, (size_t)pass->model->shape_count * sizeof *pass->attention);
+    for (int i = 0; i < pass->model->shape_count; i++)
+        plan_attention(pass, &pass->model->shapes[i], threads, arena);
+    take_partials(pass, arena);
+}
+
+/* Plans `rest`. It uses the scratch of the pass. */
+static void plan_rest(mp_decoder_pass *pass, int threads, mp_arena *arena) {
+    const mp_decoder *model = pass->model;
+    const size_t n = (size_t)pass->rows.n_output;
+    mp_decoder_pass *rest = pass->rest = mp_arena_take(arena, sizeof *rest);
+    *rest = *pass;
+    rest->rows = (mp_rows){.M = (int)n, .n_seq = (int)n, .n_output = (int)n, .logits = pass->rows.logits};
+    if (n == 0)
+        return;
+    rest->rows.seq = mp_arena_take(arena, n * sizeof *rest->rows.seq);
+    rest->rows.output_row = mp_arena_take(arena, n * sizeof *rest->rows.output_row);
+    for (int i = 0, s = 0; i < (int)n; i++) {
+        const int row = pass->rows.output_row[i];
+        while (row >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
+            s++;
+        mp_row_seq *seq = &rest->rows.seq[i];
+        *seq = pass->rows.seq[s];
+        seq->past += row - seq->row0;
+        seq->row0 = i;
+        seq->rows = 1;
+        seq->n_spans = 0; /* no output is before other rows of its image */
+        rest->rows.output_row[i] = i;
+    }
+    rest->block_count = rest->block_rows = 0;
+    list_row_blocks(rest, arena);
+    plan_shapes(rest, threads, arena);
+    rest->x = mp_arena_take(arena, n * (size_t)model->hidden * sizeof(float));
+    rest->cos_sin = mp_arena_take(arena, rotation_bytes(model, n));
+    if (model->streams > 0)
+        rest->streams = mp_arena_take(arena, streams_bytes(model, n));
+    rest->row_adapter = pass->output_adapter;
+    rest->row_inputs = pass->output_inputs;
+}
+
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena) {
     int threads = lease->threads;
@@ -322,16 +437,20 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     *pass = (mp_decoder_pass){
         .model = model, .cache = cache, .rows = *rows, .most_blocks = longest(rows), .lease = lease};
     list_row_blocks(pass, arena);
-    pass->attention = mp_arena_take(arena, (size_t)model->shape_count * sizeof *pass->attention);
-    for (int i = 0; i < model->shape_count; i++)
-        plan_attention(pass, &model->shapes[i], threads, arena);
-    take_partials(pass, arena);
+    plan_shapes(pass, threads, arena);
     pass->x = mp_arena_take(arena, M * (size_t)model->hidden * f);
     pass->normed = mp_arena_take(arena, block * (size_t)model->hidden * f);
-    pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
+    pass->cos_sin = mp_arena_take(arena, rotation_bytes(model, M));
     pass->acts = mp_arena_take(arena, needs.acts);
     pass->shared = mp_arena_take(arena, needs.shared);
+    if (model->adds_up)
+        pass->added = mp_arena_take(arena, block * (size_t)model->hidden * f);
+    if (model->streams > 0) {
+        pass->streams = mp_arena_take(arena, streams_bytes(model, M));
+        pass->predicted = mp_arena_take(arena, block * (size_t)model->hidden * f);
+    }
     list_adapters(pass, block, arena);
+    list_inputs(pass, arena);
     pass->unpacked = mp_weight_store_unpacked(&model->store);
     pass->warming = mp_weight_store_warming(&model->store);
     pass->own_rows = own_rows(model);
@@ -339,4 +458,6 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->own = mp_arena_cost(needs.own);
     pass->thread_bytes = thread_bytes(model, &needs);
     pass->thread_scratch = mp_arena_take(arena, (size_t)threads * pass->thread_bytes);
+    if (has_rest(model, rows))
+        plan_rest(pass, threads, arena);
 }

@@ -162,7 +162,7 @@ static mp_status read_ropes(mp_encoder *model, const mp_spec *spec, mp_error *er
     if (!mp_spec_find(spec, "mpool.rope_local_base"))
         return MP_OK;
     MP_TRY(mp_spec_float(spec, "mpool.rope_local_base", 1, 1e12, NULL, &local, error));
-    return mp_rope_init_plain(&model->rope[1], &model->rope[0], local, error);
+    return mp_rope_init_plain(&model->rope[1], model->rope[0].dim, model->rope[0].neox, local, error);
 }
 
 static mp_status read_windows(mp_encoder *model, const mp_spec *spec, mp_error *error) {

@@ -52,6 +52,9 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, co
         MP_TRY(mp_builder_vector(builder, &experts->correction, name, shape->count, error));
     else if (mp_weights_has(builder->weights, name))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
+    snprintf(name, sizeof name, "blk.%d.ffn_down_exps.scale", shape->layer);
+    if (mp_weights_has(builder->weights, name))
+        MP_TRY(mp_builder_vector(builder, &experts->scale, name, shape->count, error));
     snprintf(name, sizeof name, "blk.%d.ffn_exps.bias", shape->layer);
     if (shape->output_bias)
         MP_TRY(mp_builder_vector(builder, &experts->bias, name, shape->hidden, error));
@@ -176,6 +179,8 @@ static void route(const mp_expert_use *use, const float *x) {
     for (int64_t r = begin; r < end; r++)
         mp_route(&experts->routing, experts->correction, experts->count, experts->used, s->scores + r * experts->count,
                  s->merit + r * experts->count, s->chosen + r * experts->used, s->weight + r * experts->used);
+    for (int64_t i = begin * experts->used; experts->scale && i < end * experts->used; i++)
+        s->weight[i] *= experts->scale[s->chosen[i]];
     mp_team_barrier(use->thread);
     if (use->thread->index != 0)
         return;

@@ -32,6 +32,7 @@ typedef struct mp_experts {
     bool plain;          /* no gates: act(up) */
     mp_routing routing;
     float *correction;   /* [count] routing bias, or NULL */
+    float *scale;        /* [count] factors on the weights of a row's experts, or NULL */
     float *bias;         /* [hidden] added once to the outputs of each row, or NULL */
     mp_act act;
     float clamp;         /* 0, or GPT-OSS's clamp: gates g are limited to <= clamp, ups u to +-clamp, and a unit is (u +
@@ -56,7 +57,8 @@ typedef struct mp_experts_shape {
 /* Lets the experts that are added next keep packed copies, unless the weights stay mapped, or are shared with worker
  * processes, which do not share what they pack. Measures the reads of these experts. */
 mp_status mp_experts_keep(const mp_builder *builder, mp_error *error);
-/* Reads blk.{layer}.ffn_gate_inp and the experts' matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
+/* Reads blk.{layer}.ffn_gate_inp, the factors blk.{layer}.ffn_down_exps.scale if the file has them, and the experts'
+ * matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
  * The builder's weights must outlive the experts. */
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, const mp_builder *builder,
                           mp_error *error);

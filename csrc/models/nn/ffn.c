@@ -28,6 +28,11 @@ const mp_ffn_ops mp_ffn_dense = {dense_needs, dense_cost, dense_add, false};
 
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
+/* Bytes of M rows of the experts. */
+static size_t rows_bytes(const mp_ffn *ffn, int M) {
+    return mp_arena_cost((size_t)M * (size_t)ffn->experts.hidden * sizeof(float));
+}
+
 static bool has_latents(const mp_ffn *ffn) { return ffn->mlp.up.parts > 0; }
 
 /* Bytes of the latents of M rows. */
@@ -36,7 +41,8 @@ static size_t latents_bytes(const mp_ffn *ffn, int M) {
 }
 
 static void experts_needs(const mp_ffn *ffn, int M, mp_block_needs *needs) {
-    mp_needs_scratch(needs, mp_arena_cost(mp_experts_scratch(&ffn->experts, M)) + 2 * latents_bytes(ffn, M),
+    const size_t normed = ffn->norm.n > 0 ? 3 * rows_bytes(ffn, M) : 2 * latents_bytes(ffn, M);
+    mp_needs_scratch(needs, mp_arena_cost(mp_experts_scratch(&ffn->experts, M)) + normed,
                      mp_experts_thread_scratch(&ffn->experts));
     if (has_latents(ffn)) {
         mp_needs_linear(needs, &ffn->mlp.up, M);
@@ -73,8 +79,36 @@ static bool latents_add(const mp_row_context *context, const mp_ffn *ffn, const 
     return mp_row_meet(context) && mp_residual_add(context, &ffn->mlp.down, y, width, M, NULL, sum);
 }
 
+/* Adds experts with norms of their own. */
+static bool normed_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
+                       uint8_t *shared, void *own, const mp_residual *sum) {
+    const int64_t n = sum->n;
+    float *const routed = mp_scratch_take(&shared, rows_bytes(ffn, M));
+    float *const x = mp_scratch_take(&shared, rows_bytes(ffn, M));
+    float *const y = mp_scratch_take(&shared, rows_bytes(ffn, M));
+    int64_t begin, end;
+    mp_team_split(context->thread, M, 1, &begin, &end); /* the rows of y that mp_experts_forward gives the thread */
+    for (int64_t r = begin; r < end; r++) {
+        mp_norm_row(&ffn->norm, in + r * n, x + r * n);
+        mp_norm_row(&ffn->router_norm, in + r * n, routed + r * n);
+        for (int64_t i = r * n; i < (r + 1) * n; i++)
+            routed[i] *= ffn->router_scale;
+    }
+    memset(y + begin * n, 0, (size_t)((end - begin) * n) * sizeof *y);
+    if (!mp_row_meet(context))
+        return false;
+    mp_experts_forward(&ffn->experts, context->thread, routed, x, M, scale, shared, own, context->lease, y);
+    for (int64_t r = begin; r < end; r++) {
+        mp_norm_row(sum->after, y + r * n, y + r * n);
+        mp_residual_row(sum, y + r * n, r);
+    }
+    return true;
+}
+
 static bool experts_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
                         void *shared, void *own, const mp_residual *sum) {
+    if (ffn->norm.weight)
+        return normed_add(context, ffn, in, M, scale, shared, own, sum);
     assert(!sum->scale && !(sum->after && sum->after->weight));
     if (has_latents(ffn))
         return latents_add(context, ffn, in, M, scale, shared, own, sum);
@@ -83,5 +117,37 @@ static bool experts_add(const mp_row_context *context, const mp_ffn *ffn, const 
 }
 
 const mp_ffn_ops mp_ffn_experts = {experts_needs, experts_cost, experts_add, true};
+
+/* ---- LAuReL ------------------------------------------------------------------------------------------------------ */
+
+static void laurel_needs(const mp_ffn *ffn, int M, mp_block_needs *needs) {
+    mp_needs_linear(needs, &ffn->mlp.up, M);
+    mp_needs_linear(needs, &ffn->mlp.down, M);
+    mp_needs_scratch(needs, mp_arena_cost((size_t)M * (size_t)ffn->mlp.ffn * sizeof(float)), 0);
+}
+
+static bool laurel_add(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale,
+                       void *shared, void *own, const mp_residual *sum) {
+    const int64_t n = sum->n;
+    float *const inner = shared;
+    int64_t begin, end;
+    (void)scale, (void)own;
+    mp_row_linear(context, &ffn->mlp.up, in, n, M, NULL, inner, ffn->mlp.ffn);
+    if (!mp_row_meet(context))
+        return false;
+    mp_row_linear(context, &ffn->mlp.down, inner, ffn->mlp.ffn, M, NULL, sum->scratch, n);
+    if (!mp_row_meet(context))
+        return false;
+    mp_team_split(context->thread, M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++) {
+        float *const out = sum->scratch + r * n;
+        mp_norm_row(&ffn->after, out, out);
+        mp_kernels_get()->add(in + r * n, n, out);
+        mp_residual_row(sum, out, r);
+    }
+    return true;
+}
+
+const mp_ffn_ops mp_ffn_laurel = {laurel_needs, dense_cost, laurel_add, false};
 
 void mp_ffn_deinit(mp_ffn *ffn) { mp_experts_deinit(&ffn->experts); }

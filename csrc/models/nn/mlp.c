@@ -1,10 +1,17 @@
 #include "models/nn/mlp.h"
 
+#include <math.h>
 #include <string.h>
+
+void mp_residual_row(const mp_residual *residual, const float *out, int64_t row) {
+    float *const x = residual->x + row * residual->n;
+    mp_kernels_get()->add(out, residual->n, x);
+    for (int32_t i = 0; residual->total && i < residual->n; i++)
+        x[i] *= *residual->total;
+}
 
 bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, const float *in, int64_t ld, int M,
                      void *prepared, const mp_residual *residual) {
-    const mp_kernels *call = mp_kernels_get();
     const int32_t n = residual->n;
     const bool norm = residual->after && residual->after->weight;
     float *const x = residual->x;
@@ -26,7 +33,7 @@ bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, con
         float *out = residual->scratch + r * n;
         if (norm) {
             mp_norm_row(residual->after, out, out);
-            call->add(out, n, x + r * n);
+            mp_residual_row(residual, out, r);
             continue;
         }
         for (int32_t i = 0; i < n; i++) /* the product is rounded before it is added: see csrc/README.md */
@@ -60,6 +67,19 @@ static float row_factor(const mp_mlp *mlp, const float *in, float scale) {
     return scale * gate;
 }
 
+/* See `sparse` of mp_mlp. Sums in double: a gate at the border may be 0 or not. */
+static void cut_gates(float deviations, const float *gates, int64_t n, float *to) {
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += (double)gates[i];
+    const double mean = sum / (double)n;
+    for (int64_t i = 0; i < n; i++)
+        squares += ((double)gates[i] - mean) * ((double)gates[i] - mean);
+    const float from = (float)(mean + (double)deviations * sqrt(squares / (double)n));
+    for (int64_t i = 0; i < n; i++)
+        to[i] = gates[i] > from ? gates[i] - from : gates[i] <= from ? 0 : gates[i]; /* NaN stays NaN */
+}
+
 /* Computes the inputs of `down` of the thread's rows in place, or of all rows in `own`, if it is not NULL. in: the rows
  * that the network reads, *ld apart. Returns the result, and the distance of its rows in *ld. */
 static const float *activate_rows(const mp_row_context *context, const mp_mlp *mlp, const float *in, int M,
@@ -78,13 +98,17 @@ static const float *activate_rows(const mp_row_context *context, const mp_mlp *m
         const bool scaled = mlp->gated && mlp->gate_scale != 0 && mlp->gate_scale != 1;
         for (int64_t i = 0; scaled && i < ffn; i++)
             to[i] = row[i] * mlp->gate_scale;
+        if (mlp->sparse != 0)
+            cut_gates(mlp->sparse, scaled ? to : row, ffn, to);
         if (mlp->gated) {
-            call->gated(mlp->act, scaled ? to : row, row + ffn, ffn, to);
+            call->gated(mlp->act, scaled || mlp->sparse != 0 ? to : row, row + ffn, ffn, to);
         } else {
             if (own)
                 memcpy(to, row, (size_t)ffn * sizeof *to);
             call->activate(mlp->act, ffn, to);
         }
+        for (int64_t i = 0; mlp->has_inputs && i < ffn; i++)
+            to[i] *= context->inputs[r][mlp->inputs_from + i];
         for (int64_t i = 0; factor != 1 && i < ffn; i++)
             to[i] *= factor;
     }
@@ -95,7 +119,7 @@ bool mp_mlp_add(const mp_row_context *context, const mp_mlp *mlp, const float *i
                 void *inner, void *own, const mp_residual *residual) {
     const int32_t width = mp_mlp_width(mlp);
     const bool adapted = context->adapters && has_updates(mlp); /* updates are added to plain outputs */
-    const bool factor = scale != 1 || mlp->row_gate;
+    const bool factor = scale != 1 || mlp->row_gate || mlp->has_inputs || mlp->sparse != 0;
     if (!adapted && M >= context->least_joined && !factor && mp_linear_fits(&mlp->up, &mlp->down)) {
         mp_linear_into(&mlp->up, &mlp->down, context->thread, in, ld, M, context->acts, mlp->act, inner);
         return mp_row_meet(context) && mp_residual_add(context, &mlp->down, NULL, 0, M, inner, residual);

@@ -9,9 +9,13 @@ typedef struct mp_mlp {
     mp_linear up, down; /* up: [ffn] outputs; gated: gate and up side by side, [2 ffn] */
     float *row_gate;    /* [inputs of up] each row's output is multiplied by sigmoid(row_gate . row); NULL: it is not.
                          * Not together with a bias of `down` */
+    float sparse;       /* not 0: gates become max(gate - (mean + sparse * deviation), 0) before the activation, with
+                         * the mean and the standard deviation of the row's gates */
     float gate_scale;   /* factor on gates before the activation; 0: none */
     int32_t ffn;
-    bool gated;
+    int32_t inputs_from; /* has_inputs: activations are multiplied by the row's inputs [inputs_from, inputs_from + ffn)
+                          * of the row context. Not together with gates */
+    bool has_inputs, gated;
     mp_act act;
 } mp_mlp;
 
@@ -21,9 +25,12 @@ typedef struct mp_residual {
     int32_t n;
     const mp_norm *after; /* norm of the output; skipped if NULL or without a weight */
     const float *scale;   /* [n] factor per component of the output, or NULL; not together with `after` */
+    const float *total;   /* [1] factor on the sum, or NULL; only together with `after` */
     float *scratch;       /* [M, n] holds the sublayer's output, if the output is normed or scaled */
 } mp_residual;
 
+/* Adds a normed output [n] to a row of the sum, and multiplies the row by `total`. */
+void mp_residual_row(const mp_residual *residual, const float *out, int64_t row);
 /* sum += linear(in [M, ld]). in NULL: uses the activations in `prepared` (mp_linear_into). Ends WITHOUT a barrier.
  * Waits at one more barrier inside if the output is normed or scaled. Returns false if the step is over. */
 bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, const float *in, int64_t ld, int M,

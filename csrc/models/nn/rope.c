@@ -14,16 +14,16 @@ static mp_status make_table(mp_rope *rope, double base, mp_error *error) {
     return MP_OK;
 }
 
-mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp_error *error) {
-    *rope = (mp_rope){.dim = like->dim, .neox = like->neox, .attention_scale = 1};
+mp_status mp_rope_init_plain(mp_rope *rope, int dim, bool neox, double base, mp_error *error) {
+    *rope = (mp_rope){.dim = dim, .neox = neox, .attention_scale = 1};
     return make_table(rope, base, error);
 }
 
 mp_status mp_rope_divide(mp_rope *rope, const double *divisors, const mp_spec *spec, const char *name,
                          mp_error *error) {
     for (int i = 0; i < rope->dim / 2; i++) {
-        if (!(divisors[i] > 0 && divisors[i] < 1e9))
-            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name, "numbers above 0 and below 1e9",
+        if (!(divisors[i] > 0 && divisors[i] < 1e31)) /* files of Gemma 4 have 1e30 for pairs that do not turn */
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name, "numbers above 0 and below 1e31",
                                 "%g at %d", divisors[i], i);
         rope->inverse[i] /= divisors[i];
     }

@@ -21,8 +21,8 @@ typedef struct mp_rope {
  * factor. Between them is a ramp whose ends are rounded to whole numbers unless mpool.rope_yarn_truncate is false. cos
  * and sin are multiplied by mpool.rope_attention_factor, by default attn_factor * (1 + 0.1 ln factor). */
 mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool neox, mp_error *error);
-/* Initialises `rope` with `dim` and `neox` of `like`, frequency base `base` and no scaling. */
-mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp_error *error);
+/* Initialises `rope` with frequency base `base` and no scaling. */
+mp_status mp_rope_init_plain(mp_rope *rope, int dim, bool neox, double base, mp_error *error);
 /* Divides the angle of pair i by divisors[i], [dim / 2]. `name` names the tensor of the divisors in errors. */
 mp_status mp_rope_divide(mp_rope *rope, const double *divisors, const mp_spec *spec, const char *name,
                          mp_error *error);

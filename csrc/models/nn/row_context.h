@@ -26,6 +26,7 @@ typedef struct mp_row_context {
     const uint8_t *adapters;     /* [M] number of the adapter of each row, 0: none; NULL: no row has one */
     const uint8_t *wanted_adapters; /* the same of the wanted rows, in order; NULL: no row has one. If it is set, the
                                      * range of rows must begin with the first row of the pass */
+    const float *const *inputs;  /* [M] inputs of each row besides the row (mp_mlp.has_inputs); NULL: there are none */
     float *low_rank;             /* [M, low_rank_width] shared: products of rows and A, if there are adapters */
     int32_t low_rank_width;      /* `width` of the model's adapters */
     int least_joined; /* minimum rows for computing two layers panel by panel (mp_linear_into); 0: any number. With few

@@ -194,6 +194,8 @@ class Architecture:
         window_rope: RoPE in models with a sliding window. ``"all"``: all layers have the same. ``"only"``: layers with
             full attention have none. ``"own"``: layers with the window have one without scaling, whose base may differ.
         rope_neox: False if folders store the two components of a rotary pair as neighbours.
+        by_layer: GGUF keys, without the name of the architecture, that may have different values for the layers. The
+            row's functions read them.
         extra_sizes: function that computes further sizes from the hyper-parameters, the sizes and the architecture's
             name: letters of tensor shapes, and names in the conditions of tensors.
     """
@@ -224,6 +226,7 @@ class Architecture:
     period: int = 0
     window_rope: Literal["all", "only", "own"] = "all"
     rope_neox: bool = True
+    by_layer: frozenset[str] = frozenset()
     extra_sizes: Callable[[dict[str, Any], dict[str, int], str], dict[str, int]] | None = None
 
     @property

@@ -33,11 +33,11 @@ MAX_RANK, MAX_SCALE = 1024, 1e6
 MAX_PATTERNS = 4096
 
 #: Layers that adapters can update, by the names that the C core uses, without the number of the block.
-LAYERS = ("shortconv.in_proj", "shortconv.out_proj",
+LAYERS = ("shortconv.in_proj", "shortconv.out_proj", "inp_gate", "proj",
           "attn_q", "attn_k", "attn_v", "attn_output", "attn_head_gate", "ffn_gate", "ffn_up", "ffn_down",
           "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_latent_down", "ffn_latent_up",
           "attn_qkv", "attn_gate", "ssm_in", "ssm_beta", "ssm_alpha", "ssm_ba", "ssm_out")
-_LAYER = re.compile(r"blk\.\{\}\.(" + "|".join(map(re.escape, LAYERS)) + r")\.weight")
+_LAYER = re.compile(r"(?:blk\.\{\}\.)?(per_layer_model_proj|" + "|".join(map(re.escape, LAYERS)) + r")\.weight")
 _PART = re.compile(r"(.+)\[(\d+)\]")
 #: Architectures whose GGUF files interleave the halves of each head in the rows of queries and keys. Those of
 #: nemotron_h do so although it has no RoPE: llama.cpp's converter treats its attention as Granite's.
@@ -211,7 +211,7 @@ def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -
         if kind is None or kind[1] in fixed:
             continue
         names = (tensor.stored or tensor.gguf) if gguf else tensor.hf
-        for layer in range(layers):
+        for layer in range(layers if "{}" in tensor.gguf else 1):
             core = tensor.gguf.replace("{}", str(layer))
             if len(shapes.get(core, ())) != 2:
                 continue
@@ -221,7 +221,8 @@ def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -
                         .replace("{i}", str(layer % inner)))
                 slice_ = _PART.fullmatch(name)
                 if slice_ is None:
-                    found.setdefault(name.removesuffix(".weight"), []).append((part,))
+                    choices = found.setdefault(name.removesuffix(".weight"), [])
+                    choices += [] if (part,) in choices else [(part,)]
                 else:
                     fused.setdefault(slice_[1].removesuffix(".weight"), {})[int(slice_[2])] = part
     for name, parts in fused.items():

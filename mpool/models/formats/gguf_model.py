@@ -56,7 +56,7 @@ _PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_l
 
 #: Texts of control tokens that end a turn in the common families, in addition to ``eos_token_id``.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-                          "<|eom_id|>", "<EOT>", "<|endofturn|>"})
+                          "<|eom_id|>", "<EOT>", "<|endofturn|>", "<turn|>", "<|tool_response>"})
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -181,7 +181,7 @@ def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, path: str) -> No
         Unsupported: the layers differ.
     """
     a = row.name
-    for suffix in _PER_LAYER:
+    for suffix in (suffix for suffix in _PER_LAYER if suffix not in row.by_layer):
         values = kv.get(f"{a}.{suffix}")
         if isinstance(values, list):
             layers = kv.get(f"{a}.block_count")

@@ -188,6 +188,28 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                       "attn_logit_softcapping": 2.0,  # transformers ignores it
                       "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
                                           "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
+    "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM",
+                {"head_dim": 16, "sliding_window": 60, "hidden_size_per_layer_input": 12, "num_kv_shared_layers": 1,
+                 "laurel_rank": 64, "activation_sparsity_pattern": [0.9, 0.0, 0.6, 0.0],
+                 "final_logit_softcapping": 8.0,
+                 "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
+                                     "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
+    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM",
+               {"head_dim": 20, "global_head_dim": 36, "sliding_window": 60, "hidden_size_per_layer_input": 12,
+                "num_kv_shared_layers": 1, "use_double_wide_mlp": True, "final_logit_softcapping": 8.0,
+                "rope_parameters": {"full_attention": {"rope_type": "proportional", "rope_theta": 5e5,
+                                                       "partial_rotary_factor": 0.25},
+                                    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
+    "gemma4_keys": ("Gemma4UnifiedTextConfig", "Gemma4UnifiedForCausalLM",
+                    {"head_dim": 32, "global_head_dim": 26, "num_key_value_heads": 3, "num_global_key_value_heads": 2,
+                     "attention_k_eq_v": True, "sliding_window": 30}),
+    "gemma4_experts": ("Gemma4TextConfig", "Gemma4ForCausalLM",
+                       {"head_dim": 16, "global_head_dim": 32, "sliding_window": 60, "hidden_size_per_layer_input": 0,
+                        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "enable_moe_block": True,
+                        "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 48}),
+    "gemma4_biased": ("Gemma4TextConfig", "Gemma4ForCausalLM",
+                      {"head_dim": 16, "global_head_dim": 16, "sliding_window": 40, "hidden_size_per_layer_input": 8,
+                       "num_kv_shared_layers": 1, "attention_bias": True, "hidden_activation": "gelu"}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
     "olmo2_biased": ("Olmo2Config", "Olmo2ForCausalLM", {"attention_bias": True, "hidden_act": "gelu"}),
     "olmo2_3": ("Olmo3Config", "Olmo3ForCausalLM",
@@ -275,7 +297,9 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                          "mamba_conv_bias": False, "mlp_multipliers": [0.8, 1.5]}),
 }
 #: Layer types of models whose default pattern would need more layers.
-LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
+LAYER_TYPES = {**dict.fromkeys(("gemma3n", "gemma4", "gemma4_keys", "gemma4_experts", "gemma4_biased"),
+                               ["sliding_attention", "full_attention"] * 2),
+               "gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
                "olmo2_3_own": ["full_attention", "sliding_attention", "full_attention"],
                "olmo2_3": ["full_attention", "sliding_attention", "full_attention"],
                "exaone4_window": ["full_attention", "sliding_attention", "full_attention"],
@@ -302,11 +326,12 @@ FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_lon
                 "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
                 "lfm2_biased", "qwen35_biased", "lfm2moe_plain", "granitehybrid_dense", "nemotron_h_dense",
+                "gemma4_biased",
                 "olmo2_3_own", "lfm3", "lfm3_plain", "ernie4_5_biased", "seed_oss_biased", "falcon_h1_plain")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.
-LAYERS = {"smollm3": 5, "gemma3": 7, "cohere2": 5, "nemotron_h": 3, "nemotron_h_latent": 3}
+LAYERS = {"smollm3": 5, "gemma3": 7, "gemma3n": 4, "gemma4": 4, "cohere2": 5, "nemotron_h": 3, "nemotron_h_latent": 3}
 
 
 #: Default of ``initializer_range`` in transformers, which only training uses.
@@ -336,11 +361,13 @@ def randomise(model: Any, seed: int) -> None:
 
 
 def correct(model: Any) -> None:
-    """Randomise the corrections of expert scores, which are buffers and not parameters."""
+    """Randomise the weights that are buffers and not parameters: corrections of expert scores, factors of layers."""
     generator = torch.Generator().manual_seed(5)
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+        if name.endswith("layer_scalar"):
+            buffer.copy_(0.7 + 0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def find_class(name: str) -> Any:
@@ -355,6 +382,12 @@ def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bo
     config_class, model_class, extra = DECODERS[family]
     if family in LAYER_TYPES:
         extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
+    if "num_kv_shared_layers" in extra:
+        extra = {**extra, "num_kv_shared_layers": max(0, layers - 2)}
+    if extra.get("hidden_size_per_layer_input"):
+        extra = {**extra, "vocab_size_per_layer_input": vocab}
+    if "activation_sparsity_pattern" in extra:
+        extra = {**extra, "activation_sparsity_pattern": extra["activation_sparsity_pattern"][:layers]}
     extra = {**extra, **more}
     config = find_class(config_class)(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=160 if family == "gpt_oss" else 144,

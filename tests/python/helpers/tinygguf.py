@@ -11,6 +11,7 @@ import functools
 import sys
 import zlib
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -56,10 +57,50 @@ def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | 
     writer.add_token_list(tokens)
 
 
+def _write_gemma4(writer: Any, config: Any) -> None:
+    """Write the keys of Gemma 4 that other families do not have, or have otherwise."""
+    layers = [config.per_layer_config[i] for i in range(config.num_hidden_layers)]
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    wide, narrow = (layers[windows.index(window)].head_dim for window in (False, True))
+    shared = config.num_kv_shared_layers
+    widths = [config.intermediate_size * (1 + (config.use_double_wide_mlp and i >= len(layers) - shared))
+              for i in range(len(layers))]
+    counts = [layer.num_key_value_heads for layer in layers]
+    writer.add_feed_forward_length(widths if len(set(widths)) > 1 else widths[0])
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(counts if len(set(counts)) > 1 else counts[0])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(getattr(config, "hidden_size_per_layer_input", 0))
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(windows)
+    for add, size in ((writer.add_key_length, wide), (writer.add_value_length, wide),
+                      (writer.add_key_length_swa, narrow), (writer.add_value_length_swa, narrow),
+                      (writer.add_rope_dimension_count, wide), (writer.add_rope_dimension_count_swa, narrow)):
+        add(size)
+    full, local = (config.rope_parameters[kind] for kind in ("full_attention", "sliding_attention"))
+    writer.add_rope_freq_base(full["rope_theta"])
+    writer.add_rope_freq_base_swa(local["rope_theta"])
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if getattr(config, "enable_moe_block", False):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    turning = int(full["partial_rotary_factor"] * wide // 2)
+    writer.add_tensor("rope_freqs.weight",
+                      np.array([1.0] * turning + [1e30] * (wide // 2 - turning), np.float32))
+
+
 def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
+    if arch == "gemma4":
+        _write_gemma4(writer, config)
+        return
     if arch != "qwen35moe":  # config.json of published models has no intermediate_size
         writer.add_feed_forward_length(config.intermediate_size if arch != "nemotron_h_moe" else [
         config.moe_intermediate_size if kind == "moe" else 0 for kind in config.layer_types])
@@ -104,11 +145,11 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
         original = rope["original_max_position_embeddings"]
         stretch = config.max_position_embeddings / original
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
-    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2", "olmo2", "exaone4") \
+    if arch in ("phi3", "gemma2", "gemma3", "gemma3n", "gpt-oss", "cohere2", "olmo2", "exaone4") \
             and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     usual = [bool((i + 1) % 6) for i in range(config.num_hidden_layers)]  # the period of Gemma 3
-    if arch in ("olmo2", "exaone4") and getattr(config, "sliding_window", None) or arch == "gemma3" and \
+    if arch in ("olmo2", "exaone4", "gemma3n") and getattr(config, "sliding_window", None) or arch == "gemma3" and \
             [kind == "sliding_attention" for kind in config.layer_types] != usual:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if arch == "mistral3":
@@ -134,6 +175,15 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool, drafts: int)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if arch == "gemma3n":
+        writer.add_shared_kv_layers(config.num_kv_shared_layers)
+        writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+        writer.add_altup_active_idx(0)
+        writer.add_altup_num_inputs(config.altup_num_inputs)
+        writer.add_activation_sparsity_scale([NormalDist().inv_cdf(one) if one else -np.inf
+                                              for one in config.activation_sparsity_pattern])
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -335,6 +385,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             "ministral3": "mistral3", "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid",
             "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
             "qwen3_5_moe_text": "qwen35moe", "nemotron_h": "nemotron_h_moe",
+            "gemma3n_text": "gemma3n", "gemma4_text": "gemma4", "gemma4_unified_text": "gemma4",
             "falcon_h1": "falcon-h1"}.get(config.model_type, config.model_type)
     arch = vision or arch
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite", "granitehybrid", "granitemoe",
@@ -352,18 +403,25 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         writer.add_nextn_predict_layers(drafts)
         writer.add_tensor(f"blk.{config.num_hidden_layers - 1}.nextn.enorm.weight", np.ones(7, np.float32))
     _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0, image)
+    for kind in ("altup_projections", "altup_unembed_projections") if arch == "gemma3n" else ():
+        data = np.stack([one.weight.detach().numpy() for one in getattr(model.model, kind)])
+        writer.add_tensor(names.get_name(f"model.{kind}") + ".weight", data)
     for name, parameter in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if name == "lm_head.weight" and config.tie_word_embeddings or name.startswith("model.altup_"):
             continue
         data = parameter.detach().numpy().astype(np.float32)
         if ".experts." in name:
             if arch == "gpt-oss" and data.ndim == 3:
                 data = data.transpose(0, 2, 1)
-            if drafts and name.endswith("gate_up_proj"):
+            if (drafts or arch == "gemma4") and name.endswith("gate_up_proj"):
                 writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight", data)
                 continue
             for part, values in _expert_parts(name, data, arch == "gpt-oss").items():
                 _add(writer, f"blk.{name.split('.')[2]}.ffn_{part}", values, experts if values.ndim == 3 else None)
+            continue
+        if name.endswith(("router.scale", "router.per_expert_scale")):
+            part = "ffn_down_exps" if "expert" in name else "ffn_gate_inp"
+            writer.add_tensor(f"blk.{name.split('.')[2]}.{part}.scale", data)
             continue
         if "shared_mlp." in name:
             for part, values in zip(("gate", "up") if "input" in name else ("down",),
@@ -394,6 +452,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             data = _mamba_tensor(name, data, getattr(config, "mamba_n_groups", None) or config.n_groups)
         if arch == "falcon-h1":
             data = _multiplied(name, data, config)
+        name += ".weight" if name.endswith(("layer_scalar", "correct_output_scale")) else ""
         known = name.replace(".dt_bias", ".dt_proj.bias").replace("moe.router.weight", "moe.router.layer.weight")
         if arch == "nemotron_h_moe":
             known = known.replace("model.", "backbone.")

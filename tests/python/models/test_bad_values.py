@@ -184,6 +184,10 @@ def test_hostile_sizes_of_mamba(name: str, changes: dict[str, Any]) -> None:
 NOT_LISTED = {
     ("bert.read_roberta", "camembert"): "as roberta", ("bert.read_roberta", "xlm-roberta"): "as roberta",
     ("deepseek._read", "kimi_k2"): "as deepseek_v3", ("granite._read_shared", "granitemoe"): "as granitemoeshared",
+    ("gemma3n._read", "gemma3n"): "text_config as of gemma3_vision",
+    ("gemma4._read", "gemma4"): "text_config as of gemma3_vision",
+    ("gemma4._read", "gemma4_unified"): "text_config as of gemma3_vision",
+    ("gemma4._read", "gemma4_unified_text"): "as gemma4_text, with other defaults",
     ("jina_v3.read_v3", "xlm-roberta"): "chosen by the names of tensors, which these tests do not have",
     ("nomic.read_moe", "nomic_bert"): "chosen by the names of tensors, which these tests do not have"}
 

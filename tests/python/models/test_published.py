@@ -118,6 +118,11 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                               "time_step_limit": ..., "rope_parameters": ..., "rope_scaling": None,
                                               "rope_theta": 10000.0}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
+    "gemma-4-E2B": ("gemma4", {"per_layer_config": ..., "global_head_dim": 36, "num_global_key_value_heads": None,
+                               "moe_intermediate_size": None, "num_experts": None, "top_k_experts": None}),
+    "gemma-4-12B": ("gemma4_keys", {"per_layer_config": ..., "global_head_dim": 26, "num_global_key_value_heads": 2}),
+    "gemma-3n": ("gemma3n", {"rope_parameters": ..., "rope_theta": 5e5, "rope_local_base_freq": 2e4,
+                             "rope_scaling": None, "attn_logit_softcapping": None}),
 }
 
 
@@ -178,6 +183,15 @@ JOINT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                                                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
         "vision_config": {**_VISION, "model_type": "siglip_vision_model", "vision_use_head": False}},
                    {"gemma3.context_length": 131072}),
+    "gemma-4-E2B-it": ("Gemma4ForConditionalGeneration", {
+        "image_token_id": 92, "audio_token_id": 93, "video_token_id": 94, "model_type": "gemma4",
+        "text_config": {**_TEXT, "model_type": "gemma4_text", "num_hidden_layers": 4, "sliding_window": 30,
+                        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+                        "global_head_dim": 24, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96,
+                        "use_double_wide_mlp": True, "final_logit_softcapping": 30.0},
+        "vision_config": {"model_type": "gemma4_vision", "hidden_size": 48, "intermediate_size": 88, "head_dim": 16,
+                          "num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 3},
+        "audio_config": None}, {"gemma4.context_length": 131072}),
     "Ministral-3-3B": ("Mistral3ForConditionalGeneration", {
         "image_token_index": 92, "model_type": "mistral3", "multimodal_projector_bias": False, "spatial_merge_size": 2,
         "text_config": {**_TEXT, "model_type": "ministral3", "num_hidden_layers": 2, "rope_parameters": {

@@ -84,10 +84,13 @@ def test_targets(tmp_path: Path, targets: tuple[str, ...]) -> None:
     ("qwen3next", ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj")),
     ("granitehybrid", ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear")),
     ("falcon_h1", ("k_proj", "o_proj", "in_proj", "out_proj", "gate_proj", "down_proj")),
+    ("gemma4", ("q_proj", "k_proj", "v_proj", "gate_proj", "down_proj", "per_layer_input_gate", "per_layer_projection",
+                "per_layer_model_projection")),
     ("nemotron_h_latent", ("k_proj", "in_proj", "up_proj", "fc1_latent_proj", "fc2_latent_proj"))])
 def test_other_modules(tmp_path: Path, family: str, targets: tuple[str, ...]) -> None:
     """Phi-3 has one matrix for queries, keys and values, and one for gate and up. LFM2 has short convolutions, Qwen3.5
-    and Qwen3-Next have gated delta nets, Granite 4 H has Mamba-2, Falcon-H1 has factors, Nemotron 3 Super has latents.
+    and Qwen3-Next have gated delta nets, Granite 4 H has Mamba-2, Falcon-H1 has factors, Gemma 4 has inputs per layer,
+    Nemotron 3 Super has latents.
     """
     model = paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=VOCAB)
     randomise(model, 4)
