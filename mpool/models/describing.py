@@ -285,10 +285,14 @@ def _apply_row(described: ModelDescription, row: Row) -> ModelDescription:
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
     """Describe a GGUF model. A folder that also holds an image projector, or a file with an image encoder that mpool
     reads, is described as a vision model."""
+    from .formats import gguf_model
+
+    folder = Folder(found.ref) if os.path.isdir(found.ref) else None
+    projector = None if folder is None else gguf_model.find_projector(folder)
+    text = gguf_model.describe_gguf(found.path, key=name, ref=found.ref)
+    if projector is None and f"{text.spec.architecture}.vision.block_count" not in text.spec.kv:
+        return text
     from .formats import vision_gguf
 
-    if os.path.isdir(found.ref):
-        projector = vision_gguf.find_projector(Folder(found.ref))
-        if projector is not None:
-            return vision_gguf.describe_pair(found.path, Folder(found.ref).path_of(projector), key=name, ref=found.ref)
-    return vision_gguf.describe_file(found.path, key=name, ref=found.ref)
+    return vision_gguf.with_images(text, found.path) if folder is None or projector is None else \
+        vision_gguf.describe_pair(text, folder.path_of(projector))

@@ -1,5 +1,6 @@
 /* Images whose rows see each other: a row sees exactly the positions that it should, and a request has the same bits
  * wherever cached blocks end, however long its image is. */
+#include "base/sanitize.h"
 #include "late_threads.h"
 #include "models/decoder/engine.h"
 #include "models/vision/vision.h"
@@ -54,19 +55,31 @@ static void make_prompt(const tiny_model *tiny, tiny_job *job, const shape *shap
 
 static mp_text_engine *engine_of(tiny_model *tiny) { return (mp_text_engine *)tiny->engine; }
 
-/* Run a step of a job with this time budget. Returns false when the job is done. */
-static bool step(tiny_model *tiny, tiny_job *job, uint64_t budget_ns) {
-    mp_item *item = &job->item;
+/* Run a step of n jobs with this time budget, and retire those that it completes. */
+static void step_all(tiny_model *tiny, tiny_job *const *jobs, int n, uint64_t budget_ns) {
+    mp_item *items[2];
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
-    tiny->engine->ops->plan(tiny->engine, &item, 1, budget_ns, &plan);
-    MP_CHECK_INT(plan.count, 1);
+    for (int j = 0; j < n; j++)
+        items[j] = &jobs[j]->item;
+    /* no pass takes so little time that a longer one would not matter: then short steps have one layer of an image */
+    atomic_store(&((mp_decoder *)tiny->model)->decode_ns, 1);
+    tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
+    MP_CHECK(plan.count > 0);
     tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
-    if (outcomes[0] == MP_OUTCOME_MORE)
-        return true;
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
-    tiny->engine->ops->retire(tiny->engine, item);
-    return false;
+    for (int p = 0; p < plan.count; p++) {
+        tiny_job *job = jobs[n == 2 && plan.items[p] == items[1]];
+        MP_CHECK(outcomes[p] == MP_OUTCOME_MORE || outcomes[p] == MP_OUTCOME_DONE);
+        job->done = outcomes[p] == MP_OUTCOME_DONE;
+        if (job->done)
+            tiny->engine->ops->retire(tiny->engine, plan.items[p]);
+    }
+}
+
+/* The same with one job. Returns false when it is done. */
+static bool step(tiny_model *tiny, tiny_job *job, uint64_t budget_ns) {
+    step_all(tiny, &job, 1, budget_ns);
+    return !job->done;
 }
 
 /* Run a job to its end, and return its hash. *cached: prompt tokens found in the prefix cache. */
@@ -99,20 +112,24 @@ static float *component(tiny_model *tiny, int image, int row) {
 MP_TEST_SECONDS(models_spans_rows_see_their_image, 120) {
     enum { BEFORE = 55, IMAGES = 2, AFTER = 20, END = BEFORE + IMAGES * ROWS, PROMPT = END + AFTER };
     static const mp_dtype floats[] = {MP_F32};
-    static const int64_t one_mixer[TINY_LAYERS] = {0, 2, 2}; /* only the first layer has attention */
+    static const int64_t first[TINY_LAYERS] = {0, 2, 2}; /* only the first layer has attention */
     static const shape shape = {BEFORE, IMAGES, 1, AFTER, true};
+    static const tiny_kind kinds[] = {
+        {.arch = "llava", .blocks = first, .more = add_image_encoder},
+        {.arch = "llava", .window = WINDOW, .blocks = first, .more = add_image_encoder},
+        {.arch = "llava", .blocks = first, .more = add_spans},
+        {.arch = "llava", .window = WINDOW, .blocks = first, .more = add_spans},
+    };
     for (int kind = 0; kind < 4; kind++) {
         const bool spans = kind / 2, window = kind % 2;
-        const tiny_kind of_kind = {.arch = "llava", .window = window ? WINDOW : 0, .blocks = one_mixer,
-                                   .more = spans ? add_spans : add_image_encoder};
         tiny_model tiny;
         tiny_job base;
-        tiny_load(&tiny, tiny_decoder_spec_as(&of_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+        tiny_load(&tiny, tiny_decoder_spec_as(&kinds[kind], floats, 1, 42, -1), MP_COMPUTE_F32, 1);
         make_prompt(&tiny, &base, &shape, -1);
         tiny_job_admit(&tiny, &base);
         while (step(&tiny, &base, UINT64_MAX)) {
         }
-        for (int j = 0; j < PROMPT; j++) {
+        for (int j = 0; j < PROMPT; j += MP_SANITIZED ? 7 : 1) {
             tiny_job job;
             const int image = (j - BEFORE) / ROWS, row = (j - BEFORE) % ROWS;
             const bool in_image = j >= BEFORE && j < END;
@@ -218,24 +235,10 @@ MP_TEST_SECONDS(models_spans_longer_than_a_step, 120) {
                 tiny_job_admit(&tiny, &jobs[0]);
                 tiny_job_admit(&tiny, &jobs[1]);
                 while (!jobs[0].done || !jobs[1].done) {
-                    mp_item *items[2];
-                    mp_plan plan;
-                    mp_outcome outcomes[MP_PLAN_MAX];
-                    int n = 0;
-                    for (int j = 0; j < 2; j++)
-                        if (!jobs[j].done)
-                            items[n++] = &jobs[j].item;
-                    tiny.engine->ops->plan(tiny.engine, items, n, 1, &plan);
-                    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-                    for (int p = 0; p < plan.count; p++) {
-                        tiny_job *job = plan.items[p] == &jobs[0].item ? &jobs[0] : &jobs[1];
-                        MP_CHECK(outcomes[p] == MP_OUTCOME_MORE || outcomes[p] == MP_OUTCOME_DONE);
-                        job->done = job->done || outcomes[p] == MP_OUTCOME_DONE;
-                        if (outcomes[p] == MP_OUTCOME_DONE)
-                            tiny.engine->ops->retire(tiny.engine, plan.items[p]);
-                    }
-                    steps++;
-                    if (preempted > 0 && steps % (preempted + 2) == 0 && steps < 40 && !jobs[1].done) {
+                    tiny_job *both[] = {&jobs[0], &jobs[1]};
+                    const int done = jobs[0].done || jobs[1].done;
+                    step_all(&tiny, jobs[0].done ? both + 1 : both, 2 - done, 1);
+                    if (preempted > 0 && ++steps % (preempted + 2) == 0 && steps < 40 && !jobs[1].done) {
                         tiny.engine->ops->preempt(tiny.engine, &jobs[1].item);
                         tiny_job_admit(&tiny, &jobs[1]);
                     }
@@ -248,4 +251,95 @@ MP_TEST_SECONDS(models_spans_longer_than_a_step, 120) {
             tiny_unload(&tiny);
         }
     }
+}
+
+/* Run a job in short steps until the pass over its image is paused. Returns its sequence. */
+static const mp_sequence *pause_job(tiny_model *tiny, tiny_job *job) {
+    make_prompt(tiny, job, &long_image, -1);
+    tiny_job_admit(tiny, job);
+    const mp_sequence *seq = &((const mp_sequence_group *)job->item.state)->seqs[0];
+    do {
+        MP_CHECK(step(tiny, job, 1));
+    } while (!seq->paused.x);
+    MP_CHECK_INT(seq->cached.count, long_image.before);
+    return seq;
+}
+
+static void end_job(tiny_model *tiny, tiny_job *job) {
+    if (!job->done)
+        tiny->engine->ops->retire(tiny->engine, &job->item);
+    mp_request_destroy(&job->call->base);
+}
+
+/* Between the layers of a long image's pass, a step computes the next token of another request. A request that ends
+ * meanwhile leaves no memory behind. */
+MP_TEST(models_spans_yield_between_layers) {
+    static const shape text = {.before = 10, .after = 1};
+    tiny_model tiny;
+    tiny_job image, other, *const both[] = {&image, &other};
+    load_long(&tiny, false, true, 1);
+    pause_job(&tiny, &image);
+    end_job(&tiny, &image);
+    const mp_sequence *seq = pause_job(&tiny, &image);
+    make_prompt(&tiny, &other, &text, -1);
+    tiny_job_admit(&tiny, &other);
+    for (int layer = 1; layer < TINY_LAYERS; layer++) {
+        MP_CHECK_INT(seq->paused.layer, layer);
+        MP_CHECK_INT(seq->cached.count, long_image.before);
+        step_all(&tiny, both, 2, 1);
+        MP_CHECK_INT(other.call->choices[0].token_count, layer);
+    }
+    MP_CHECK(!seq->paused.x);
+    MP_CHECK_INT(seq->cached.count, long_image.before + long_image.tiles * ROWS);
+    end_job(&tiny, &image);
+    end_job(&tiny, &other);
+    tiny_unload(&tiny);
+}
+
+/* A paused request continues after the blocks that an equal request publishes meanwhile. */
+MP_TEST(models_spans_paused_beside_an_equal_request) {
+    tiny_model tiny;
+    tiny_job image;
+    int32_t cached;
+    load_long(&tiny, false, true, 1);
+    pause_job(&tiny, &image);
+    const uint64_t expected = run(&tiny, &long_image, -1, UINT64_MAX, &cached);
+    MP_CHECK_INT(cached, 0);
+    while (step(&tiny, &image, UINT64_MAX)) {
+    }
+    MP_CHECK(tiny_job_hash(&image) == expected);
+    MP_CHECK(image.call->cached_tokens > long_image.tiles * ROWS);
+    end_job(&tiny, &image);
+    tiny_unload(&tiny);
+}
+
+/* Without memory for all rows of an image, none is computed, and the request waits. */
+MP_TEST(models_spans_wait_for_memory_of_the_whole_image) {
+    tiny_model tiny;
+    tiny_job image;
+    mp_item *item = &image.item;
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    int32_t cached;
+    load_long(&tiny, false, true, 1);
+    const uint64_t expected = run(&tiny, &long_image, -1, UINT64_MAX, &cached);
+    mp_prefix_cache *cache = &engine_of(&tiny)->cache;
+    mp_prefix_trim(cache);
+    make_prompt(&tiny, &image, &long_image, -1);
+    tiny_job_admit(&tiny, &image);
+    const mp_sequence *seq = &((const mp_sequence_group *)item->state)->seqs[0];
+    while (seq->cached.count < long_image.before)
+        step(&tiny, &image, 1);
+    tiny.budget.limit = tiny.budget.used + 3 * mp_prefix_block_bytes(cache); /* the image needs ten more */
+    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_WAIT_MEMORY);
+    MP_CHECK_INT(seq->cached.count, long_image.before);
+    MP_CHECK_INT(seq->cached.block_count, 4);
+    tiny.budget.limit = UINT64_MAX;
+    while (step(&tiny, &image, UINT64_MAX)) {
+    }
+    MP_CHECK(tiny_job_hash(&image) == expected);
+    end_job(&tiny, &image);
+    tiny_unload(&tiny);
 }

@@ -1,12 +1,14 @@
-/* decoder/engine.h: the engine of a decoder, shared by its four files: decoder/engine.c plans and runs steps,
- * decoder/sampling.c turns logits into tokens, decoder/drafts.c decides about drafts, decoder/drafting.c runs the draft
- * model. Only the worker's thread uses it. */
+/* decoder/engine.h: the engine of a decoder, shared by its five files: decoder/scheduling.c plans steps,
+ * decoder/engine.c runs them, decoder/sampling.c turns logits into tokens, decoder/drafts.c decides about drafts,
+ * decoder/drafting.c runs the draft model. Only the worker's thread uses it. */
 #ifndef MP_MODELS_DECODER_ENGINE_H
 #define MP_MODELS_DECODER_ENGINE_H
 
 #include "models/decoder/drafting.h"
 #include "models/decoder/images.h"
 #include "models/threads.h"
+
+enum { MP_STEP_ROWS = 512 }; /* maximum rows of a pass; a prefill may add a few */
 
 typedef struct mp_step_seq { /* a sequence in this step */
     mp_sequence *seq;
@@ -42,6 +44,13 @@ typedef struct mp_text_engine {
     } span;
 } mp_text_engine;
 
+/* Plans all decode rows first; prefills share the rows for which time is left, in the given order. The first prefill
+ * may always have a few rows, so that many decoding sequences cannot starve it. A span that exceeds them has a pass of
+ * its own, which a step leaves when its time is used up. A function of mp_engine_ops. */
+void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan);
+/* Returns the rows that a sequence could compute now, at most `most`, in a pass with other sequences. *missing: the
+ * first image tile that a row needs and that is not computed, or -1. */
+int mp_sequence_step_rows(mp_text_engine *engine, const mp_item *item, mp_sequence *seq, int most, int *missing);
 /* Replays the tokens of a request that another engine or process has begun, so that its sequences continue after these
  * tokens. Accepting the same tokens gives the same text. */
 mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_error *error);

@@ -1,5 +1,6 @@
 /* decoder/plan.c: distribution of a pass's work over threads, and its memory. decoder/attention.h describes the
  * attention modes. */
+#include <assert.h>
 #include <string.h>
 
 #include "models/decoder/pass.h"
@@ -248,6 +249,7 @@ static int unit_rows(const mp_row_seq *seq, int row, int rows, int *span, int32_
     if (*span == seq->n_spans)
         return rows;
     const int32_t start = seq->spans[*span].start, end = start + seq->spans[*span].rows;
+    assert(end <= seq->past + seq->rows);
     *until = start <= position ? end : 0;
     const int32_t most = (start <= position ? end : start) - position;
     return rows < most ? rows : most;

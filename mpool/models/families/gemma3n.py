@@ -4,7 +4,6 @@ gates in the first layers, and, as in Gemma 4, inputs per layer and keys that th
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import Any, cast
 
 from ..fields import Fields
@@ -58,6 +57,8 @@ _TENSORS = (
 
 def _deviations(share_of_zeros: float) -> float:
     """Return the number of standard deviations above the mean below which a gate is 0; 0: all gates stay."""
+    from statistics import NormalDist
+
     return NormalDist().inv_cdf(share_of_zeros) or 1e-12 if share_of_zeros > 0.0 else 0.0
 
 

@@ -108,7 +108,9 @@ def _read_experts(config: Fields, kv: dict[str, Value], a: str) -> None:
     read_experts(config, kv, a, {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688})
     kv[f"{a}.expert_shared_feed_forward_length"] = config.int("moe_shared_expert_intermediate_size", 7688, low=1,
                                                               high=MAX_WIDTH)
-    kv[f"{a}.moe_latent_size"] = config.int("moe_latent_size", 0, low=1, high=MAX_WIDTH)  # null: no latents
+    latent = config.int("moe_latent_size", None, low=1, high=MAX_WIDTH)
+    if latent is not None:
+        kv[f"{a}.moe_latent_size"] = latent
     read_routing(config, kv, a, groups=(1, 1))
 
 
@@ -128,7 +130,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     if not experts:
         kv.pop(f"{a}.expert_used_count", None)
         return
-    kv[f"{a}.moe_latent_size"] = table.int(f"{name}.moe_latent_size", 0, low=0, high=MAX_WIDTH)
+    table.int(f"{name}.moe_latent_size", 0, low=0, high=MAX_WIDTH)
     complete_routing(table, name, kv)
 
 

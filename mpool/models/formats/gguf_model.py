@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...errors import FormatError, LimitError, Unsupported
+from ...errors import FormatError, InvalidArgument, LimitError, Unsupported
 from ...records import logger
 from .. import architectures
 from ..families.llama import complete_windows
@@ -20,6 +20,7 @@ from ..families.reading import ACTIVATIONS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDT
 from ..families.rows import Architecture
 from ..families.table import ROWS
 from ..fields import Fields, describe
+from ..files import Folder
 from ..spec import (
     EmbeddingSettings,
     GenerationSettings,
@@ -57,6 +58,20 @@ _PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_l
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
                           "<|eom_id|>", "<EOT>", "<|endofturn|>", "<turn|>", "<|tool_response>"})
 _CONTROL, _USER_DEFINED = 3, 4
+
+
+def find_projector(folder: Folder) -> str | None:
+    """Return the name of the projector file in a folder, or None if there is none.
+
+    Raises:
+        InvalidArgument: the folder has several projector files.
+    """
+    found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
+    if len(found) > 1:
+        raise InvalidArgument(f"{folder.path} has {len(found)} projector files: {', '.join(found[:8])}", param="model",
+                              got=folder.path, allowed="a folder with one projector file",
+                              hint="Keep only one of them in the folder")
+    return found[0] if found else None
 
 
 def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:

@@ -440,8 +440,8 @@ def sees(folder: Folder, config: Fields, images: bool = True) -> bool:
     language model is of use."""
     kind = config.get("model_type")
     processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
-    return kind in READERS and (kind not in _OPTIONAL
-                                or images and processor and config.get("quantization_config") is None)
+    return isinstance(kind, str) and kind in READERS and (
+        kind not in _OPTIONAL or images and processor and config.get("quantization_config") is None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------

@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from ...errors import FormatError, InvalidArgument, Unsupported
+from ...errors import FormatError, Unsupported
 from ..architectures import missing
 from ..families.reading import MAX_LAYERS, MAX_WIDTH
 from ..fields import Fields, describe
-from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
-from . import gguf_model, gguf_tables, ollama_gguf
+from . import gguf_tables, ollama_gguf
 from .image_processor import padding_color
 from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
@@ -63,57 +62,35 @@ LLAVA_TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'system
                   "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}")
 
 
-def find_projector(folder: Folder) -> str | None:
-    """Return the name of the projector file in a folder, or None if there is none.
-
-    Raises:
-        InvalidArgument: the folder has several projector files.
-    """
-    found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
-    if len(found) > 1:
-        raise InvalidArgument(f"{folder.path} has {len(found)} projector files: {', '.join(found[:8])}", param="model",
-                              got=folder.path, allowed="a folder with one projector file",
-                              hint="Keep only one of them in the folder")
-    return found[0] if found else None
-
-
-def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDescription:
+def describe_pair(text: ModelDescription, projector: str) -> ModelDescription:
     """Describe a vision model stored as a pair of GGUF files.
 
     Args:
-        path: file of the language model.
+        text: the language model.
         projector: file of the image encoder and the projector.
-        key, ref: key and reference of the model, stored in the result.
-
-    Returns:
-        A description with the capability ``vision``.
 
     Raises:
         FormatError: a file is malformed, or the files are of different models.
-        Unsupported: ``path`` is not a language model, or mpool does not support the projector's type.
+        Unsupported: ``text`` is not a language model, or mpool does not support the projector's type.
     """
-    text = gguf_model.describe_gguf(path, key=key, ref=ref)
     if text.capability != "text_to_text" or text.generation is None or text.tokenizer is None:
-        raise Unsupported(f"{path} has the capability {text.capability}, but the projector file in its folder needs a "
-                          "language model", hint="Pass the path of the file instead of the folder")
+        raise Unsupported(f"{text.spec.files[0]} has the capability {text.capability}, but the projector file in its "
+                          "folder needs a language model", hint="Pass the path of the file instead of the folder")
     raw, tensors, files = gguf_tables.read_gguf(projector)
     return _joined(text, raw, tensors, files, projector)
 
 
-def describe_file(path: str, *, key: str, ref: str) -> ModelDescription:
-    """Describe a GGUF file; one of Ollama's converter that also contains an image encoder is a vision model.
+def with_images(text: ModelDescription, path: str) -> ModelDescription:
+    """Return the vision model in a file of Ollama's converter that also contains an image encoder, or ``text`` if mpool
+    does not read that encoder.
 
     Args:
-        path: the file; for a split model, its first part.
-        key, ref: key and reference of the model, stored in the result.
+        text: the language model of the file.
+        path: the file.
 
     Raises:
-        FormatError, Unsupported, LimitError: on the conditions of
-            :func:`~mpool.models.formats.gguf_model.describe_gguf`.
+        FormatError, Unsupported: the image encoder is malformed, or does not fit the language model.
     """
-    text = gguf_model.describe_gguf(path, key=key, ref=ref)
-    if f"{text.spec.architecture}.vision.block_count" not in text.spec.kv:
-        return text
     raw, tensors, _ = gguf_tables.read_gguf(path)
     images = ollama_gguf.image_tables(raw, tensors)
     return text if images is None else _joined(text, *images, (), path)

@@ -466,7 +466,7 @@ EXPORTS = {
     "cohere2": Export(_cohere2, windows=True, rope_neox=False),
     "lfm2": Export(_lfm),
     "lfm2moe": Export(_lfm),
-    "nemotron_h": Export(_nemotron, activation="relu2"),
+    "nemotron_h": Export(_nemotron, activation="relu2", interleaved=_PAIRS),
     "falcon_h1": Export(_falcon),
     "mistral3": Export(interleaved=_PAIRS, yarn_multiplier=True),
     "glm4": Export(fused={"ffn_up": ("ffn_gate", "ffn_up")}, rope_neox=False),

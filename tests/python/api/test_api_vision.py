@@ -180,6 +180,32 @@ def test_a_repeated_image_is_found_in_the_cache(pool: mpool.Pool, model: str) ->
             assert fresh.vision(given, text(1, 9), model, **GREEDY).token_ids == found.token_ids
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_a_second_turn_takes_the_rows_of_the_first(tmp_path: Path, family: str) -> None:
+    """Image rows with taps, and before layers with states, have the bits of a fresh pool. Another image is a miss."""
+    folder = str(visionmodels.save(visionmodels.randomised(family), family, tmp_path))
+    images = [image(seed, 63, 90) for seed in range(3)]
+
+    def turns(first: int) -> list[list[dict[str, Any]]]:
+        asked = [{"role": "user", "content": [{"type": "image", "image": images[at]},
+                                              {"type": "text", "text": text(at, words)}]}
+                 for at, words in ((first, 150), (2, 30))]
+        return [asked[:1], [asked[0], {"role": "assistant", "content": text(7, 20)}, asked[1]]]
+
+    def result(done: Any) -> Any:
+        return done.token_ids, [token.logprob for token in done.logprobs]
+
+    asked = [*turns(0), *turns(1), turns(0)[1]]
+    with mpool.Pool() as pool:
+        found = [pool.chat(messages, folder, logprobs=1, **GREEDY) for messages in asked]
+    cached = [done.usage.cached_tokens for done in found]
+    assert cached[0] == cached[2] == 0 and cached[1] >= 64 and cached[3] >= 64 and cached[4] > 256
+    for messages, done in zip(asked[:4], found):
+        with mpool.Pool() as fresh:
+            assert result(fresh.chat(messages, folder, logprobs=1, **GREEDY)) == result(done)
+    assert result(found[4]) == result(found[1]) != result(found[3])
+
+
 def test_concurrent_requests_give_the_same_results_as_single_ones(model: str) -> None:
     """Different requests, some with common images: the bits do not depend on the batch, the slices or the prefixes."""
     images = [image(seed, 40, 40 + seed) for seed in range(5)]

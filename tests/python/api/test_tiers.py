@@ -20,7 +20,7 @@ LATE_IMPORTS = {
     "an extra, or a library that takes tens of milliseconds":
         (28, r"\S+ (PIL|llguidance|huggingface_hub|tqdm|tomli|torch|scipy|shtab|filelock|ray)\b"),
     "a module of Python that takes milliseconds, or that some systems lack":
-        (12, r"\S+ (asyncio|importlib\.metadata|urllib\.request|resource|tempfile|shutil|logging)\b"),
+        (13, r"\S+ (asyncio|importlib\.metadata|urllib\.request|resource|statistics|tempfile|shutil|logging)\b"),
     "asyncio, which a program without an event loop does not load":
         (6, r"mpool\.tasks\.\S+ mpool\.(runtime\.watching|tasks\.async_streams)$"),
     "numpy or the core, which `import mpool`, `mpool --help` and `mpool list` do without":

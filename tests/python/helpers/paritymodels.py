@@ -202,7 +202,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                     "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
     "gemma4_keys": ("Gemma4UnifiedTextConfig", "Gemma4UnifiedForCausalLM",
                     {"head_dim": 32, "global_head_dim": 26, "num_key_value_heads": 3, "num_global_key_value_heads": 2,
-                     "attention_k_eq_v": True, "sliding_window": 30}),
+                     "attention_k_eq_v": True, "sliding_window": 30, "final_logit_softcapping": 9.0}),
     "gemma4_experts": ("Gemma4TextConfig", "Gemma4ForCausalLM",
                        {"head_dim": 16, "global_head_dim": 32, "sliding_window": 60, "hidden_size_per_layer_input": 0,
                         "attention_k_eq_v": True, "num_global_key_value_heads": 1, "enable_moe_block": True,

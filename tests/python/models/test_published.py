@@ -14,7 +14,7 @@ import mpool
 from mpool import errors
 from mpool.models import architectures, load_catalogue
 from mpool.models.fields import Fields
-from mpool.models.formats import hf_config
+from mpool.models.formats import hf_config, vision_folder
 from mpool.models.formats.hf_folder import describe_folder
 from mpool.models.spec import ModelDescription, ModelSpec, TensorEntry
 from mpool.tasks.requests import vision_request
@@ -296,6 +296,44 @@ def test_sizes_of_qwen(name: str) -> None:
     assert round(found / 1e6) == millions == round(load_catalogue().rows[name].parameters / 1e6)
     state = layers * 3 // 4 * 4 * (values * 128 * 128 + 3 * (4096 + values * 128))
     assert state <= ModelSpec(row.name, (), read.kv, ()).to_core().state_bytes() < state + (2 << 20)
+
+
+#: Vision model of Qwen -> its published configuration, as far as its sizes and unusual keys go.
+QWEN_VISION: dict[str, dict[str, Any]] = {
+    "Qwen2-VL-2B-Instruct": {  # an older file: the decoder's keys are those of the model
+        "model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], "hidden_size": 1536,
+        "intermediate_size": 8960, "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2,
+        "max_window_layers": 28, "sliding_window": 32768, "use_sliding_window": False, "vocab_size": 151936,
+        "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "tie_word_embeddings": True, "vision_config": {
+            "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 1536,
+            "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2}},
+    "Qwen3-VL-8B-Instruct": {
+        "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": "qwen3_vl_text", "attention_bias": False, "dtype": "bfloat16", "head_dim": 128,
+            "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 262144,
+            "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rope_theta": 5000000,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+            "use_cache": True, "vocab_size": 151936},
+        "vision_config": {
+            "model_type": "qwen3_vl", "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_size": 1152,
+            "hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 4304,
+            "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 4096, "patch_size": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2}}}
+
+
+@pytest.mark.parametrize("name", QWEN_VISION)
+def test_sizes_of_qwens_vision_models(name: str) -> None:
+    """The tensors of the published configuration have the published number of parameters."""
+    config = QWEN_VISION[name]
+    model = vision_folder.READERS[config["model_type"]](Fields(json.loads(json.dumps(config)), file="config.json"))
+    row, read = hf_config.read_config(model.text)
+    size = architectures.sizes(row, read.kv, file="config.json") | read.sizes
+    found = sum(math.prod(tensor.shape) for tensor in architectures.expected(row, size).values()
+                if tensor.needed or tensor.when == "tied" and not read.tied)
+    found += sum(math.prod(tensor.shape) for part in (model.encoder, model.projector) for tensor in part.tensors)
+    assert found == load_catalogue().rows[name].parameters
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz,.!?", "the", "cat", "##s", "##at",

@@ -36,7 +36,7 @@ _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
 #: Decoders whose layers with a window have a base of their own in folders, and not in GGUF files.
 _ONE_BASE = ("olmo2_3",)
 #: Decoders whose classes in transformers read ``rope_parameters`` only.
-_NEVER_OLD = ("lfm3_plain",)
+_NEVER_OLD = ("lfm3_plain", "gemma4", "gemma4_keys")
 #: Values of ``model_type`` of decoders without RoPE.
 _WITHOUT_ROPE = ("nemotron_h",)
 
@@ -246,7 +246,10 @@ ELSEWHERE = {
     ("text_to_text", "qwen3_5_moe"): "its text_config is read as qwen3_5_moe_text",
     ("text_to_text", "qwen3_vl_moe_text"): "read as qwen3_moe; test_parity_vision.py has its experts",
     ("text_to_text", "mistral3"): "its text_config is read as ministral3",
-    ("text_to_text", "gemma3"): "its text_config is read as gemma3_text"}
+    ("text_to_text", "gemma3"): "its text_config is read as gemma3_text",
+    ("text_to_text", "gemma3n"): "its text_config is read as gemma3n_text",
+    ("text_to_text", "gemma4"): "its text_config is read as gemma4_text",
+    ("text_to_text", "gemma4_unified"): "its text_config is read as gemma4_unified_text"}
 
 
 def test_every_family_has_a_case() -> None:

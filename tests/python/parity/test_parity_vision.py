@@ -2,13 +2,17 @@
 image encoder after every layer and the projector, the decoder after every layer, greedy tokens."""
 
 import copy
+import dataclasses
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mpool
+from mpool.models.formats import vision_folder
 from mpool.tasks.requests import vision_request
 
 import visionmodels
@@ -77,6 +81,43 @@ def test_every_layer_of_the_decoder(family, tmp_path: Path, layers: int) -> None
     made = request(pool, folder, images)
     _, states = reference(model, made, images)
     assert relative(run(pool, made, prompt_logits=True).prompt_logits(), states) <= TOLERANCE
+
+
+def _with_mask(forward: Any, mask: Any, states: Any, **options: Any) -> Any:
+    return forward(states, **{**options, "attention_mask": mask})
+
+
+def test_rows_of_an_image_see_each_other_in_some_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Gemma 4: a row sees the later rows of its image in the first layer only. The window is shorter than an
+    image."""
+    window, layers, images = 11, [1, 0], random_images(CASES["three"])
+    read = vision_folder.READERS["llava"]
+
+    def with_spans(config: Any) -> Any:
+        found = read(config)
+        return dataclasses.replace(found, kv={**found.kv, "mpool.image_spans": layers})
+
+    monkeypatch.setitem(vision_folder.READERS, "llava", with_spans)
+    model = visionmodels.randomised("llava_siglip", LAYERS, ENCODER_LAYERS)
+    model.config.text_config.sliding_window = window
+    folder = visionmodels.save(model, "llava_siglip", tmp_path)
+    with mpool.Pool() as pool:
+        made = request(pool, folder, images)
+        got = run(pool, made, prompt_logits=True).prompt_logits()
+    at = np.arange(len(made.prompt))
+    near = at > at[:, None] - window
+    causal = at <= at[:, None]
+    sees = causal.copy()
+    for start, rows, _ in made.images.runs.reshape(-1, 3):
+        sees[start:start + rows, start:start + rows] = True
+    masks = [torch.zeros(1, 1, *seen.shape).masked_fill(~torch.from_numpy(seen & near), -torch.inf)
+             for seen in (causal, sees)]
+    for layer, spans in zip(model.model.language_model.layers, layers):
+        layer.forward = functools.partial(_with_mask, layer.forward, masks[spans])
+    given = visionmodels.inputs(model, made.prompt.tolist(), images)
+    with torch.no_grad():
+        wanted = model(**given).logits[0].numpy()
+    assert relative(got, wanted) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", [(63, 90), (40, 40), (120, 44), (17, 300)])
