@@ -13,8 +13,8 @@ A row states:
 - ``options``: defaults that the model needs and that its files do not state;
 - ``est_memory_allocation_mb``: the memory of the model with one worker, in units of 10**6 bytes. It is the size of the
   stored weights plus 15 %, plus 48, plus the state of one sequence in recurrent layers (:func:`estimate`). The token
-  embedding of an encoder is read from the memory-mapped file and does not count. Nor do snapshots of states count,
-  which have a share of the memory limit.
+  embedding of an encoder, and the table of inputs per layer of Gemma 3n and 4, are read from the memory-mapped file and
+  do not count. Nor do snapshots of states count, which have a share of the memory limit.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def estimate(described: ModelDescription) -> int:
     """Return the formula's estimate for a model's files, in units of 10**6 bytes: see the module's docstring."""
     stored = {(part.spec.files[tensor.file], tensor.offset): tensor.nbytes
               for part in (described, *described.networks) for tensor in part.spec.tensors
-              if part.embedding is None or tensor.name != "token_embd.weight"}
+              if tensor.name != "per_layer_token_embd.weight"
+              and (part.embedding is None or tensor.name != "token_embd.weight")}
     return round(sum(stored.values()) / 1e6 * 1.15 + state_bytes(described) / 1e6) + 48
 
 
