@@ -168,6 +168,7 @@ ROWS = (
     _decoder("exaone4", "EXAONE 4.0", more=(f"{_DECODER}[exaone4_window]",)),
     _decoder("seed_oss", "Seed-OSS"),
     _decoder("falcon_h1", "Falcon-H1"),
+    _decoder("bamba", "Bamba", gguf=""),
     _image("dinov2", "DINOv2", "transformers, ONNX Runtime",
            ("parity/test_parity_dino.py::test_real_dino_against_onnx_runtime",)),
     _image("dinov2_with_registers", "DINOv2 with registers"),

@@ -64,7 +64,7 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "clip_qkv": (None,), "use_qk_norm": (False,), "qk_layernorm": (False,), "attention_multiplier": (),
     "embedding_multiplier": (1,), "residual_multiplier": (1,), "logits_scaling": (1,), "logit_scale": (1,),
     "num_experts": (0, 1), "num_local_experts": (0, 1), "n_routed_experts": (0,), "moe_latent_size": (),
-    "no_rope_layers": ([],),
+    "no_rope_layers": ([],), "attn_layer_indices": (),
     "is_causal": (True,), "use_bidirectional_attention": (False,), "scale_embeddings": (False,),
     "parallel_attention": (False,), "layer_norm_type": (), "norm_type": (), "alibi": (False,), "use_alibi": (False,),
     "attention_window": (None,), "sliding_window": (None,), "use_sliding_window": (False,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    bamba,
     bert,
     bert_variants,
     cohere,
@@ -46,6 +47,6 @@ ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, 
                                   *granite.ROWS, *phi.ROWS, *gemma.ROWS, *gemma3n.ROWS, *gemma4.ROWS,
                                   *olmo.ROWS, *cohere.ROWS, *lfm.ROWS, *nemotron.ROWS,
                                   *mistral.ROWS, *glm.ROWS, *ernie.ROWS, *exaone.ROWS, *seed_oss.ROWS,
-                                  *falcon.ROWS)
+                                  *falcon.ROWS, *bamba.ROWS)
 
 __all__ = ["ROWS"]

@@ -295,6 +295,15 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon_h1_plain": ("FalconH1Config", "FalconH1ForCausalLM",
                         {"mamba_d_ssm": None, "mamba_n_heads": 8, "mamba_d_state": 5, "mamba_d_conv": 3,
                          "mamba_conv_bias": False, "mlp_multipliers": [0.8, 1.5]}),
+    "bamba": ("BambaConfig", "BambaForCausalLM",
+              {"attn_layer_indices": [0], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 21,
+               "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
+    "bamba_biased": ("BambaConfig", "BambaForCausalLM",
+                     {"attn_layer_indices": [0, 2], "mamba_n_heads": 3, "mamba_expand": 1, "mamba_d_state": 5,
+                      "mamba_d_conv": 3, "mamba_conv_bias": False, "mamba_proj_bias": True, "attention_bias": True,
+                      "mlp_bias": True, "time_step_limit": (0.4, 0.9),
+                      "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
+                                          "partial_rotary_factor": 0.75}}),
 }
 #: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {**dict.fromkeys(("gemma3n", "gemma4", "gemma4_keys", "gemma4_experts", "gemma4_biased"),
@@ -327,7 +336,8 @@ FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_lon
                 "qwen2moe_dense", "granite_hybrid", "gemma2_scalar", "gemma3_types", "olmo2_biased", "cohere2_biased",
                 "lfm2_biased", "qwen35_biased", "lfm2moe_plain", "granitehybrid_dense", "nemotron_h_dense",
                 "gemma4_biased",
-                "olmo2_3_own", "lfm3", "lfm3_plain", "ernie4_5_biased", "seed_oss_biased", "falcon_h1_plain")
+                "olmo2_3_own", "lfm3", "lfm3_plain", "ernie4_5_biased", "seed_oss_biased", "falcon_h1_plain", "bamba",
+                "bamba_biased")
 #: Decoders whose GGUF files never have an output matrix: they use the token embedding.
 TIED = ("gemma2", "cohere2", "lfm2", "lfm2moe")
 #: Number of layers that a model needs to have a layer of every type.
@@ -382,6 +392,8 @@ def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bo
     config_class, model_class, extra = DECODERS[family]
     if family in LAYER_TYPES:
         extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
+    if "attn_layer_indices" in extra:
+        extra = {**extra, "attn_layer_indices": [i for i in extra["attn_layer_indices"] if i < layers]}
     if "num_kv_shared_layers" in extra:
         extra = {**extra, "num_kv_shared_layers": max(0, layers - 2)}
     if extra.get("hidden_size_per_layer_input"):

@@ -166,8 +166,10 @@ MAMBA: list[tuple[str, dict[str, Any]]] = [
     ("decoder granitehybrid", {"mamba_n_heads": 7}), ("decoder granitehybrid", {"mamba_n_groups": 3}),
     ("decoder granitehybrid", {"mamba_d_head": 25}), ("decoder falcon_h1", {"mamba_n_groups": 3}),
     ("decoder falcon_h1", {"mamba_n_heads": 3, "mamba_d_ssm": 77}), ("decoder falcon_h1", {"mamba_d_head": 20}),
+    ("decoder bamba", {"mamba_n_heads": 7}), ("decoder bamba", {"mamba_n_groups": 3}),
+    ("decoder bamba", {"attn_layer_indices": [2]}), ("decoder bamba", {"attn_layer_indices": [-1]}),
     *((f"decoder {name}", {"time_step_limit": limits}) for limits in _LIMITS
-      for name in ("nemotron_h", "granitehybrid", "falcon_h1")),
+      for name in ("nemotron_h", "granitehybrid", "falcon_h1", "bamba")),
     *((f"gguf {name}", {f"{name}.ssm.{key}": value}) for name in ("nemotron_h_moe", "granitehybrid", "falcon-h1")
       for key, values in {"group_count": (0, -1, 3, 1 << 62), "time_step_rank": (0, 1 << 62),
                           "inner_size": (0, -16, 17, 1 << 62), "state_size": (0, 1025), "conv_kernel": (0, 1, 17)

@@ -18,6 +18,7 @@ from mpool.models.formats import hf_config  # noqa: E402
 NAMES = [name for name in sorted(architectures.IN_CONFIG) if name in transformers.CONFIG_MAPPING]
 #: Settings that mpool requires of an architecture whose class has other defaults.
 NEEDED: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [9]},
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
                    "norm_rel_ebd": "layer_norm", "position_buckets": 256, "position_biased_input": False},
     "deepseek_v3": {"num_key_value_heads": 128},

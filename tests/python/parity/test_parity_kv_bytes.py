@@ -29,11 +29,18 @@ def _key_norm(own: Any) -> Any:
     return getattr(own, "k_norm", None) or getattr(own, "k_layernorm", None)
 
 
+def _rotated(own: Any) -> int:
+    """Return the number of components of a head that RoPE rotates."""
+    rope = own.config.rope_parameters or {}
+    part = rope.get("partial_rotary_factor", 1.0) if rope.get("rope_type") == "default" else 1.0
+    return int(part * own.head_dim)
+
+
 def plant(model: Any) -> None:
     """Enlarge one rotary pair of each key head, and make the same pair of the queries smaller."""
     for own in _attention(model):
         neighbours = type(own).__name__.startswith(NEIGHBOURS)
-        components = [2 * PAIR, 2 * PAIR + 1] if neighbours else [PAIR, PAIR + own.head_dim // 2]
+        components = [2 * PAIR, 2 * PAIR + 1] if neighbours else [PAIR, PAIR + _rotated(own) // 2]
         with torch.no_grad():
             if (k_norm := _key_norm(own)) is not None:
                 q_norm = getattr(own, "q_norm", None) or own.q_layernorm
@@ -55,14 +62,15 @@ CASES = [("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_bia
          ("granitemoe_shared", False), ("glm4", False), ("ernie4_5_biased", False), ("exaone4", False),
          ("seed_oss", False), ("qwen3next", False), ("qwen35", False), ("qwen35moe", False), ("lfm2moe", False),
          ("lfm3", False),
-         ("granitehybrid_dense", False)]
+         ("granitehybrid_dense", False), ("bamba_biased", False)]
 #: Largest errors of models with norms of keys, and of those with biases.
 NORMS, BIASES = 0.015, 0.035
 #: Largest errors of models whose experts or few rotated components magnify errors, or whose scales reduce them. Without
-#: the factors of keys, the errors are 0.13, 0.21, 0.0042, 0.0042, 0.31, 0.27, 0.23, 0.19, 0.12, 0.17 and 0.071.
+#: the factors of keys, the errors are 0.13, 0.21, 0.0042, 0.0042, 0.31, 0.27, 0.23, 0.21, 0.17, 0.28, 0.071
+#: and 0.20.
 OTHERS = {"qwen3moe": 0.06, "gpt_oss": 0.1, "granite_biased": 0.0015, "granitemoe_shared": 0.0015,
           "glm4": 0.06, "ernie4_5_biased": 0.06, "seed_oss": 0.05,
-          "qwen3next": 0.08, "qwen35": 0.05, "qwen35moe": 0.06, "gemma4": 0.04}
+          "qwen3next": 0.03, "qwen35": 0.03, "qwen35moe": 0.04, "gemma4": 0.04, "bamba_biased": 0.06}
 #: Rows of archs.def whose models have no factors (decoder/balance.c).
 WITHOUT = {"deepseek2": "latent attention", "phi3": "neither norms of keys nor biases",
            "nemotron_h": "neither norms of keys nor biases",
@@ -89,7 +97,8 @@ def test_every_decoder_with_factors_has_a_case() -> None:
 
 @pytest.mark.parametrize(("family", "gguf"), CASES)
 def test_large_components_of_keys_cost_little_precision(tmp_path: Path, family: str, gguf: bool) -> None:
-    """GGUF files of Llama rotate neighbouring components together, the others components half a head apart.
+    """GGUF files of Llama rotate neighbouring components together, the others components half of the
+    rotated part of a head apart.
 
     Without the factors of keys, the errors of models that are not in OTHERS are 0.04 to 0.18.
     """

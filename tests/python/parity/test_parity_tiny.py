@@ -78,10 +78,6 @@ def test_bert_activations(tmp_path: Path, act: str) -> None:
 
 # ---- decoders ------------------------------------------------------------------------------------------------------
 
-#: Kinds of layers that mpool does not support: Mamba layers of Granite, which have this name there.
-UNSUPPORTED = {"linear_attention"}
-
-
 def test_layers_of_every_kind_are_compared() -> None:
     """The models of a class have layers of all kinds that its default pattern has. If the pattern is longer than
     LAYERS, the class needs a further model, in LAYER_TYPES."""
@@ -91,7 +87,7 @@ def test_layers_of_every_kind_are_compared() -> None:
         with torch.device("meta"):
             made = paritymodels.decoder(name, LAYERS).config
         kinds = getattr(paritymodels.find_class(config)(num_hidden_layers=24), "layer_types", None) or ()
-        usual[config] = set(kinds) - UNSUPPORTED
+        usual[config] = set(kinds)
         compared.setdefault(config, set()).update(getattr(made, "layer_types", None) or ())
     assert {name for name, kinds in usual.items() if not kinds <= compared[name]} == set()
 
