@@ -13,7 +13,7 @@ from ..spec import Value
 from .experts import read_experts
 from .llama import ATTENTION_BIAS, BIASES, EXPERTS, decoder, decoder_row, finish, read_common
 from .mamba import ATTENTION, MAMBA, complete_mamba, kv_heads, mamba_sizes, mamba_tensors, mix, read_mamba
-from .reading import MAX_LAYERS, MAX_WIDTH
+from .reading import MAX_LAYERS, MAX_WIDTH, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
 _BLOCK = "layers.{}"
@@ -100,7 +100,7 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
 def _read_shared(config: Fields, row: Architecture) -> Config:
     found = _read(config, row)
     if config.get("model_type") == "granitemoeshared":
-        width = config.int("shared_intermediate_size", 1024, low=0, high=MAX_WIDTH)
+        width = config.int("shared_intermediate_size", 0, low=0, high=MAX_WIDTH)
         found.kv[f"{row.name}.expert_shared_feed_forward_length"] = width
     return found
 
@@ -123,6 +123,12 @@ def _complete_hybrid(table: Fields, name: str, kv: dict[str, Value]) -> None:
     mix(table, f"{name}.attention.head_count_kv", kv, mixers)
     if MAMBA in mixers:
         complete_mamba(table, name)
+        heads = table.int(f"{name}.attention.head_count", low=1, high=MAX_WIDTH)
+        head = table.int(f"{name}.attention.key_length", cast(int, kv[f"{name}.embedding_length"]) // heads, low=1)
+        if table.int(f"{name}.rope.dimension_count", head, low=1) != head:
+            # llama.cpp's converter sorts the pairs of whole heads in Bamba, which rotates a part of them
+            unsupported(table, f"{name}.rope.dimension_count", f"{head}, all components of a head, beside Mamba layers",
+                        "Use the transformers folder of Bamba models")
     if table.int(f"{name}.expert_count", 0, low=0, high=4096):
         kv[f"{name}.expert_feed_forward_length"] = kv[f"{name}.feed_forward_length"]
     else:
