@@ -274,7 +274,8 @@ class Conversation:
             elif value == "default":
                 self.options.pop("template_options", None)
             else:
-                self.options["template_options"] = dict.fromkeys(SWITCHES, value == "on")
+                self.options["template_options"] = {
+                    switch: values[value == "on"] for switch, values in SWITCHES.items()}
         elif name not in NAMES or name in ("n", "logprobs", "top_logprobs", "logit_bias"):
             known = [one for one in (*NAMES, *self.switches, "think", "system") if one not in ("n", "logit_bias")]
             close = nearest(name, known, 1)

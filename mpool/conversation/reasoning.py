@@ -69,7 +69,7 @@ def of_template(source: str, prompt: str, calls: bool = False) -> type[Splitter]
         return HarmonyCallSplitter if calls else HarmonySplitter
     for markers in THINK_MARKERS:
         if any(marker in source for marker in markers):
-            return think_splitter(markers, prompt.rstrip().endswith(markers[0]), _RESPONSE_TAGS[0] in source)
+            return think_splitter(markers, prompt.rstrip().endswith(markers[0].rstrip()), _RESPONSE_TAGS[0] in source)
     return None
 
 
@@ -97,7 +97,8 @@ def is_off(splitter: type[Splitter], prompt: str, variables: Mapping[str, Any]) 
         return False
     if variables.get("continue_final_message") or not issubclass(splitter, ThinkSplitter):
         return bool(variables.get("continue_final_message"))
-    return prompt.rstrip().endswith(splitter.close) or any(variables.get(name) is False for name in SWITCHES)
+    return prompt.rstrip().endswith(splitter.close) or any(
+        name in variables and variables[name] == off for name, (off, _) in SWITCHES.items())
 
 
 class Borders(NamedTuple):

@@ -235,8 +235,7 @@ MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 1
             MP_CHECK_INT(run_steps(&it, 0, &job, 1, 1), 1);
         kill_process(&it, &job, !answer);
         MP_CHECK_OK(it.engine[1]->ops->admit(it.engine[1], &job.item, &error), &error);
-        /* The image is computed from its start. After an answer the prefill is repeated, at least 16 rows a step. */
-        MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2 + (answer ? (2 + SEEN + 4 + 15) / 16 : 0));
+        MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2); /* the image is computed from its start */
         MP_CHECK(job.done && tiny_job_hash(&job) == expected);
         mp_request_destroy(&job.call->base);
         isolated_unload(&it);

@@ -378,7 +378,7 @@ def test_template_options_reach_the_template(tmp_path: Path, llama: Path) -> Non
         two = model.chat([{"role": "user", "content": "abc"}], max_tokens=1, template_options={"twice": True})
         assert two.usage.prompt_tokens > one.usage.prompt_tokens
         for bad in (["twice"], {1: 2}, {"messages": []}, {"chat_template": "x"}, {"tokenizer": 1},
-                    {"placeholder": ("a", "b")}):
+                    {"images": ("a", "b")}):
             with pytest.raises(mpool.InvalidArgument):
                 model.chat([{"role": "user", "content": "abc"}], template_options=bad)
 

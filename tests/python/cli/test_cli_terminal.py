@@ -163,7 +163,8 @@ def test_settings_of_a_conversation(tmp_path: Path, capsys: pytest.CaptureFixtur
                  "/set system Be brief.", "/set parameter num_ctx 4096", "/set top_k -5", "/set nothing 1", "Hello"):
         one.handle(line)
     wanted = {"temperature": 0.5, "max_tokens": 7, "stop": "END"}
-    assert model.options == {**wanted, "template_options": {"enable_thinking": False, "thinking": False}}
+    assert model.options == {**wanted, "template_options": {
+        "enable_thinking": False, "thinking": False, "reasoning": False, "thinking_budget": 0}}
     assert [row["content"] for row in model.asked[-1]] == ["Be brief.", "Hello"]
     refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mpool: ")]
     assert len(refused) == 2 and "top_k" in refused[0] and "-5" in refused[0]

@@ -50,7 +50,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHATS, {"messages": [{"role": "user"}]}, "invalid_value", "messages[0]"),
     *((CHATS, {"chat_template_kwargs": {name: 1}}, "invalid_value", "chat_template_kwargs")
       for name in ("add_generation_prompt", "continue_final_message", "messages", "tools", "documents", "tokenizer",
-                   "placeholder", "deadline")),
+                   "images", "deadline")),
     (CHATS, {"response_format": {"type": "xml"}}, "unsupported_parameter", "response_format"),
     (CHATS, {"response_format": {"type": "json_schema"}}, "invalid_value", "response_format"),
     *((CHATS, {"tools": [CLOCK], "tool_choice": {"type": "allowed_tools", "allowed_tools": inner}}, "invalid_value",
