@@ -44,9 +44,9 @@ _CLASSES["Gemma3ImageProcessor"] = {**_CLASSES["SiglipImageProcessor"], "resampl
 _CLASSES["CLIPFeatureExtractor"] = _CLASSES["CLIPImageProcessor"]
 _CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
 
-#: Settings of the crops of Gemma 3 -> their defaults.
-_PAN: dict[str, Any] = {"do_pan_and_scan": False, "pan_and_scan_min_crop_size": 256, "pan_and_scan_max_num_crops": 4,
-                        "pan_and_scan_min_ratio_to_activate": 1.2}
+#: Keys of the crops of Gemma 3.
+_PAN = frozenset(("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops",
+                  "pan_and_scan_min_ratio_to_activate"))
 
 _READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
          "do_center_crop", "do_pad", "image_grid_pinpoints", "do_rescale", "rescale_factor",
@@ -285,17 +285,12 @@ def read_pan(folder: Folder) -> tuple[Processor, tuple[int, int, float] | None]:
         FormatError, Unsupported: on the conditions of :func:`read`.
     """
     config = _config_of(folder, "Gemma3ImageProcessor")
-    found = {key: config.get(key) for key in _PAN}
-    plain = Fields({key: value for key, value in config.values.items() if key not in _PAN}, file=config.file,
-                   at=config.at)
-    processor = _processor(plain)
-    if not found["do_pan_and_scan"] or not config.bool("do_pan_and_scan"):
+    processor = _processor(config, _PAN)
+    if not config.bool("do_pan_and_scan", False):
         return processor, None
-    given = Fields({**config.values, **{key: value for key, value in _PAN.items() if found[key] is None}},
-                   file=config.file, at=config.at)
-    return processor, (given.int("pan_and_scan_min_crop_size", low=1, high=MAX_SIDE),
-                       given.int("pan_and_scan_max_num_crops", low=1, high=64),
-                       given.number("pan_and_scan_min_ratio_to_activate", above=0.0))
+    return processor, (config.int("pan_and_scan_min_crop_size", 256, low=1, high=MAX_SIDE),
+                       config.int("pan_and_scan_max_num_crops", 4, low=1, high=64),
+                       config.number("pan_and_scan_min_ratio_to_activate", 1.2, above=0.0))
 
 
 def read(folder: Folder) -> Processor:
@@ -308,12 +303,13 @@ def read(folder: Folder) -> Processor:
     return _processor(_config(folder))
 
 
-def _processor(config: Fields) -> Processor:
+def _processor(config: Fields, more: frozenset[str] = frozenset()) -> Processor:
+    """Read a processor; ``more``: keys that the caller reads."""
     name = config.str("image_processor_type", None) or config.str("feature_extractor_type", "CLIPImageProcessor")
     plain = _plain(name)
     if plain not in _CLASSES:
         config.fail("image_processor_type", describe(name), ", ".join(sorted(_CLASSES)))
-    check_keys(config, _READ, _NEUTRAL)
+    check_keys(config, _READ | more, _NEUTRAL)
     defaults = _CLASSES[plain]
     resize: tuple[str, int] | tuple[str, int, int] | None = None
     crop: tuple[int, int] | None = None
