@@ -25,7 +25,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("llava_uneven", False),
                                              ("llava_next", False), ("smolvlm", False), ("gemma3", False),
-                                             *((name, False) for name in visionmodels.QWEN)])
+                                             *((name, False) for name in visionmodels.GEMMA4 + visionmodels.QWEN)])
 def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bool) -> None:
     """Rows of the images, logits and greedy tokens match those of transformers for the same tiles."""
     model = visionmodels.randomised(family)
