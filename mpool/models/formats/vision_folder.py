@@ -428,8 +428,8 @@ def read_gemma(config: Fields) -> VisionModel:
 def read_gemma4(config: Fields) -> VisionModel:
     """Read Gemma 4: images of any size, whose patches are averaged in squares.
 
-    The image encoder of Gemma 4 12B ("unified") has no layers. In the larger models, the rows of an image attend to each
-    other in both directions, in layers with a sliding window.
+    The image encoder of Gemma 4 12B ("unified") has no layers. In the larger models, the rows of an image attend to
+    each other in both directions, in layers with a sliding window.
     """
     kind, vision, own = config.str("model_type"), config.section("vision_config"), config.section("text_config")
     unified = kind == "gemma4_unified"

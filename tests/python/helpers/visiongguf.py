@@ -41,7 +41,8 @@ def decoder(model: Any, path: Path, image: int | None = None) -> None:
     given = model.config.text_config
     if family.startswith("Gemma4"):  # the output matrix is the tied table of tokens
         text = kind(given)
-        text.load_state_dict({**{f"model.{name}": value for name, value in model.model.language_model.state_dict().items()},
+        inner = model.model.language_model.state_dict()
+        text.load_state_dict({**{f"model.{name}": value for name, value in inner.items()},
                               "lm_head.weight": model.lm_head.weight})
         tinygguf.write(path, text, image=image)
         return
@@ -121,8 +122,8 @@ GEMMA4 = {"input_layernorm": "ln1", "post_attention_layernorm": "attn_post_norm"
 
 
 def gemma4_projector(model: Any, path: Path) -> None:
-    """Write the projector file of Gemma 4 in the layout of llama.cpp's converter: inputs of a patch are ordered channel,
-    line, column; the file also has tensors of an audio encoder."""
+    """Write the projector file of Gemma 4 in the layout of llama.cpp's converter: inputs of a patch are ordered
+    channel, line, column; the file also has tensors of an audio encoder."""
     vision, unified = model.config.vision_config, model.mpool_family == "gemma4_unified"
     writer = gguf.GGUFWriter(str(path), "clip")
     writer.add_string("clip.vision.projector_type", "gemma4uv" if unified else "gemma4v")
