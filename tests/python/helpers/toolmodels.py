@@ -171,7 +171,8 @@ OLMO3 = ("{% if tools %}<|im_start|>system\n<functions>{{ tools | tojson }}</fun
 #: Parts of the template of Gemma 4.
 GEMMA4 = ('{% macro show(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is boolean %}'
           "{{ 'true' if v else 'false' }}{% elif v is mapping %}{{ '{' }}{% for k, w in v | dictsort %}"
-          "{{ ',' if not loop.first }}{{ k }}:{{ show(w) }}{% endfor %}{{ '}' }}{% elif v is sequence %}[{% for w in v %}{{ show(w) }}{{ ',' if not loop.last }}"
+          "{{ ',' if not loop.first }}{{ k }}:{{ show(w) }}{% endfor %}{{ '}' }}"
+          "{% elif v is sequence %}[{% for w in v %}{{ show(w) }}{{ ',' if not loop.last }}"
           "{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}{% if tools %}<|turn>system\n{% for t in tools %}"
           "<|tool>declaration:{{ t.function.name }}{{ '{' }}description:{{ show(t.function.description) }}{{ '}' }}"
           "<tool|>{% endfor %}<turn|>\n{% endif %}" + _TURNS + "{% if m.role == 'tool' %}<|tool_response>response:"
