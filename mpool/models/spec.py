@@ -388,6 +388,7 @@ class VisionSettings:
         crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
             an image is cropped; None: images are not cropped.
         rows: for ``"fit"``: maximum number of embeddings of an image.
+        rows_allowed: values that a request may choose for ``rows``.
     """
 
     scheme: str
@@ -402,6 +403,7 @@ class VisionSettings:
     pixels: tuple[int, int] | None = None
     crops: tuple[int, int, float] | None = None
     rows: int | None = None
+    rows_allowed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

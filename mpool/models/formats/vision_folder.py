@@ -460,7 +460,8 @@ def read_gemma4(config: Fields) -> VisionModel:
         image = ImageSettings(hidden_size=encoder.hidden_size, output_size=width, resize=None,
                               resample=processor.resample, crop=None, patch_size=encoder.patch_size,
                               image_size=encoder.image_size, any_size=True)
-        return VisionSettings(scheme="fit", image=image, image_token_id=token, merge=pooled, rows=processor.rows), {
+        return VisionSettings(scheme="fit", image=image, image_token_id=token, merge=pooled, rows=processor.rows,
+                              rows_allowed=image_processor.GEMMA4_ROWS), {
             **processor.kv, "mpool.vision.patches": processor.rows * pooled ** 2}
 
     return VisionModel(encoder.architecture, text, encoder, projector, {

@@ -25,7 +25,7 @@ from ..fields import Fields, describe
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
 from . import gguf_tables, ollama_gguf
-from .image_processor import centred, padding_color
+from .image_processor import GEMMA4_ROWS, centred, padding_color
 from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
 _BICUBIC, _BILINEAR, _LANCZOS = 3, 2, 1
@@ -334,7 +334,8 @@ def _gemma4_settings(table: Fields, name: str, tensors: tuple[TensorEntry, ...],
            "mpool.image_spans": windowed if isinstance(windowed, list) and not small else 0}
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=None, crop=None, resample=_BICUBIC,
                           patch_size=patch, image_size=16 * patch, any_size=True)
-    return kv, VisionSettings(scheme="fit", image=image, image_token_id=-1, merge=merge, rows=rows)
+    return kv, VisionSettings(scheme="fit", image=image, image_token_id=-1, merge=merge, rows=rows,
+                              rows_allowed=GEMMA4_ROWS)
 
 
 def _split(entry: TensorEntry, block: str, end: str) -> list[TensorEntry]:
