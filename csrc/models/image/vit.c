@@ -182,9 +182,9 @@ static void unfold(const work *w, int64_t patch0, int64_t patch1, float *out) {
             continue;
         for (int n = 0; n < image->down * image->across; n++) {
             int64_t patch = image->patch + (image->place ? image->place[n] : n) - patch0;
-            float *to = out + patch * w->model->patches.K;
             if (patch < first || patch >= end)
                 continue;
+            float *to = out + patch * w->model->patches.K;
             unfold_patch(w->model, image, n / image->across, n % image->across, to);
             if (w->model->patch_norm.weight)
                 mp_norm_row(&w->model->patch_norm, to, to);

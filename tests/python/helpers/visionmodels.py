@@ -273,7 +273,11 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
     """Return the arguments of the transformers model for ids (with placeholders expanded) and images."""
     family = model.mpool_family
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-    made = [processed(family, pixels) for pixels in images]
+    if family == "gemma4_unified":  # its processor has no Pillow version; larger patches without pooling are the same
+        whole = transformers.Gemma4ImageProcessorPil(patch_size=12, pooling_kernel_size=1, max_soft_tokens=70)
+        made = [whole(pixels, return_tensors="pt", input_data_format="channels_last") for pixels in images]
+    else:
+        made = [processed(family, pixels) for pixels in images]
     if family in QWEN:
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
                 "image_grid_thw": torch.cat([one["image_grid_thw"] for one in made]),
