@@ -180,7 +180,7 @@ OLLAMA = {"v.position_embd.": "v.pos_embed.", "v.patch_embd.": "v.patch_embed.",
 OLDER = {"v.patch_embd.weight.1": "v.patch_embd_1.weight", "v.patch_embd.weight": "v.patch_embd_0.weight",
          "v.post_ln.": "v.merger.ln_q.", "mm.": "v.merger.mlp."}
 IMAGE_KEYS = ("block_count", "embedding_length", "attention.head_count", "attention.layer_norm_epsilon", "patch_size",
-              "window_size")
+              "window_size", "feed_forward_length", "projector.scale_factor")
 
 
 def ollama(text: Path, image: Path, path: Path) -> Path:
@@ -202,7 +202,15 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
             continue
         writer.add_key_value(key, value, field.types[0], sub_type=field.types[-1] if len(field.types) > 1 else None)
     parts = {part.name: part.data for part in other.tensors}
-    if arch == "qwen25vl":
+    names: dict[str, str] = {}
+    if arch == "gemma4":
+        layers = other.fields["clip.vision.block_count"].contents()
+        bounds = [parts.pop(f"v.blk.{layer}.{part}.{end}", np.zeros(1, np.float32)) for layer in range(layers)
+                  for part in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
+                  for end in ("input_min", "input_max", "output_min", "output_max")]
+        if np.any(bounds):
+            parts["v.clamp_data"] = np.concatenate([*bounds, np.zeros(4, np.float32)])
+    elif arch == "qwen25vl":
         writer.add_array(f"{arch}.vision.fullatt_block_indexes",
                          [other.fields["clip.vision.n_wa_pattern"].contents() - 1])
         names = OLDER
