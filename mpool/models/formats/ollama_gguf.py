@@ -142,8 +142,8 @@ def _qwen3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
 
 
 _CONVERTERS: dict[str, Callable[[dict[str, Any], tuple[TensorEntry, ...]], _Tables]] = {
-    "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3, "gemma4": _gemma4, "qwen3vl": _qwen3, "qwen3vlmoe": _qwen3,
-    "qwen35": _qwen3, "qwen35moe": _qwen3}
+    "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3, "gemma4": _gemma4, "qwen3vl": _qwen3,
+    "qwen3vlmoe": _qwen3, "qwen35": _qwen3, "qwen35moe": _qwen3}
 
 #: Parts of tensor names of Qwen's image encoders in Ollama's files -> in llama.cpp's projector files.
 _IMAGE_NAMES = {"v.patch_embd_0.": "v.patch_embd.", "v.patch_embd_1.weight": "v.patch_embd.weight.1",
