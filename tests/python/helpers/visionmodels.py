@@ -44,7 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
                    "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}},
     # as the small models: causal, with inputs per layer and bounded parts
     "gemma4_small": {"config": "Gemma4Config", "model": "Gemma4ForConditionalGeneration", "encoder": "gemma4_vision",
-                     "text": "gemma4_text", "vision": {"use_clipped_linears": True, "hidden_activation": "gelu"},
+                     "text": "gemma4_text", "vision": {"use_clipped_linears": True},
                      "decoder": {"head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 12,
                                  "vocab_size_per_layer_input": 160}},
     "gemma4_unified": {"config": "Gemma4UnifiedConfig", "model": "Gemma4UnifiedForConditionalGeneration",
@@ -243,6 +243,8 @@ def processor(family: str, **more: Any) -> Any:
     """Return the transformers processor of a family, in its Pillow version if there is one."""
     config = {**PROCESSORS[family], **more}
     name = config.pop("image_processor_type")
+    if family == "gemma4_unified":  # needs torchvision; Gemma 4's with larger patches and without pooling is the same
+        name, config = "Gemma4ImageProcessor", {**config, "patch_size": 12, "pooling_kernel_size": 1}
     return (getattr(transformers, f"{name}Pil", None) or getattr(transformers, name))(**config)
 
 
@@ -273,19 +275,19 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
     """Return the arguments of the transformers model for ids (with placeholders expanded) and images."""
     family = model.mpool_family
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-    if family == "gemma4_unified":  # its processor has no Pillow version; larger patches without pooling are the same
-        whole = transformers.Gemma4ImageProcessorPil(patch_size=12, pooling_kernel_size=1, max_soft_tokens=70)
-        made = [whole(pixels, return_tensors="pt", input_data_format="channels_last") for pixels in images]
-    else:
-        made = [processed(family, pixels) for pixels in images]
+    made = [processed(family, pixels) for pixels in images]
     if family in QWEN:
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
                 "image_grid_thw": torch.cat([one["image_grid_thw"] for one in made]),
                 "mm_token_type_ids": (found["input_ids"] == IMAGE).int()}
     if family in GEMMA4:
+        kinds = (found["input_ids"] == IMAGE).int()
+        if family == "gemma4_unified":  # the masks of its generate(), which are Gemma 4's; forward() makes other ones
+            found["attention_mask"] = model.create_masks_for_generate(
+                model.config, torch.zeros(1, len(ids), 64), None, None, torch.arange(len(ids))[None], kinds)
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
                 "image_position_ids": torch.cat([one["image_position_ids"] for one in made]),
-                "mm_token_type_ids": (found["input_ids"] == IMAGE).int()}
+                "mm_token_type_ids": kinds}
     found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
     if family == "gemma3":
         found["token_type_ids"] = (found["input_ids"] == IMAGE).int()
