@@ -264,18 +264,6 @@ static void finish_inputs(const mp_decoder *model, int32_t id, float *to, float 
     scale_row(sqrtf(0.5f), to, all);
 }
 
-/* Releases the pages of a row of the table, and those that the system maps around a fault: they would stay resident. */
-static void release_inputs(const mp_decoder *model, int32_t id) {
-    enum { AROUND = 1 << 16 };
-    mp_tensor part = model->inputs.table;
-    const uint64_t row = part.nbytes / (uint64_t)part.shape[0];
-    const uint64_t at = row * (uint64_t)(id >= 0 && id < part.shape[0] ? id : 0), end = at + row + AROUND;
-    const uint64_t from = at > AROUND ? at - AROUND : 0, to = end < part.nbytes ? end : part.nbytes;
-    part.data += from;
-    part.nbytes = to - from;
-    mp_weights_release(model->weights, &part);
-}
-
 /* Computes the inputs of all rows, in row blocks, which the scratch is made for. Ends with a barrier. */
 static void embed_inputs(const mp_decoder_pass *pass, const mp_decoder_view *view) {
     const mp_decoder *model = pass->model;
@@ -291,11 +279,11 @@ static void embed_inputs(const mp_decoder_pass *pass, const mp_decoder_view *vie
         mp_team_barrier(thread);
     }
     mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++) { /* rows of images have negative ids */
+    for (int64_t r = row0; r < row1; r++) /* rows of images have negative ids */
         finish_inputs(model, pass->rows.id[r], pass->inputs + r * all, (float *)(void *)view->own);
-        release_inputs(model, pass->rows.id[r]);
-    }
     mp_team_barrier(thread);
+    if (thread->index == 0) /* pages of the table would stay resident, with those that the system maps around them */
+        mp_weights_release(model->weights, &model->inputs.table);
 }
 
 /* Adds the next vectors of image rows to the output of a layer. After the last mixer, rows that are no outputs may hold
