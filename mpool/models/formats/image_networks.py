@@ -539,8 +539,10 @@ def read_gemma4(vision: Fields, unified: bool) -> tuple[NetworkSpec, int]:
     layers, ffn = (vision.int(key, default, low=1, high=high) for key, default, high in (
         ("num_hidden_layers", 16, MAX_LAYERS), ("intermediate_size", 3072, MAX_WIDTH)))
     heads = vision.int("num_attention_heads", 12, low=1, high=MAX_WIDTH)
+    if hidden % heads:
+        vision.fail("num_attention_heads", heads, f"a divisor of hidden_size, {hidden}")
     for key, default, wanted in (("num_key_value_heads", 12, heads), ("head_dim", 64, hidden // heads)):
-        if vision.int(key, default, low=1, high=MAX_WIDTH) != wanted or hidden % heads:
+        if vision.int(key, default, low=1, high=MAX_WIDTH) != wanted:
             unsupported(vision, key, f"{wanted}, for {heads} heads of together hidden_size, {hidden}")
     if vision.bool("attention_bias", False):
         unsupported(vision, "attention_bias", "false")
