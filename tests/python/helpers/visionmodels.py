@@ -182,7 +182,8 @@ def randomised(family: str, layers: int = 2, encoder_layers: int = 3, seed: int 
         if name.endswith(("std_bias", "std_scale")):
             buffer.data = 1 + 0.3 * noise
         elif name.endswith(("_min", "_max")):  # bounds that some values exceed
-            buffer.data = (0.6 + 0.2 * noise.abs()) * (-1 if name.endswith("_min") else 1)
+            least = 0.2 if "o_proj." in name or "down_proj." in name else 0.6
+            buffer.data = (1 + 0.3 * noise.abs()) * (-least if name.endswith("_min") else least)
     return model
 
 
