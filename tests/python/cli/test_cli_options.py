@@ -105,8 +105,10 @@ def test_every_sampling_option_is_here() -> None:
 def test_options_of_text(monkeypatch: pytest.MonkeyPatch, command: list[str], name: str) -> None:
     more = {"generate": {"parse_special": True}, "vision": {"allow_urls": True}, "chat": {}}[name]
     flags = ["--" + flag.replace("_", "-") for flag in more]
-    called, _, options = last_call(monkeypatch, *command, *GIVEN, *flags, "--compute", "float32", stdin="Hi\n")
-    assert (called, options) == (name, {**SAMPLING, **more, "compute": "float32", "stream": True})
+    numbers = {"image_tokens": 140} if name == "vision" else {}
+    given = [word for key, value in numbers.items() for word in ("--" + key.replace("_", "-"), str(value))]
+    called, _, options = last_call(monkeypatch, *command, *GIVEN, *flags, *given, "--compute", "float32", stdin="Hi\n")
+    assert (called, options) == (name, {**SAMPLING, **more, **numbers, "compute": "float32", "stream": True})
     called, _, options = last_call(monkeypatch, *command, stdin="Hi\n")
     assert (called, options) == (name, {**dict.fromkeys(more, False), "compute": "auto", "stream": True})
 
