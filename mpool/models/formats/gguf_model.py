@@ -264,8 +264,8 @@ def _add_defaults(table: Fields, row: Architecture, name: str, kv: dict[str, Val
         suffix = key[len(row.name) + 1:]
         neutral = None if suffix in row.handled else _NEUTRAL.get(suffix)
         if neutral is not None and kv[key] not in neutral:
-            raise Unsupported(f"{table.file}: {table.name(f'{name}.{suffix}')} is {describe(kv[key])}, which mpool does "
-                              f"not support for {name}")
+            raise Unsupported(f"{table.file}: {table.name(f'{name}.{suffix}')} is {describe(kv[key])}, which mpool "
+                              f"does not support for {name}")
     kv["mpool.activation"] = row.activation
     if f"{name}.hidden_activation" in table:
         found = activation(table, f"{name}.hidden_activation", "", tuple(ACTIVATIONS.values()))

@@ -21,7 +21,7 @@ from ..formats.gguf_model import describe_gguf
 from ..formats.gguf_tables import read_gguf
 from ..formats.hf_folder import describe_folder
 from ..spec import ModelSpec, TensorEntry, Value
-from .exports import CONVERT_ELSEWHERE, EXPORTS, Change, Changes, Export, Settings
+from .exports import CONVERT_ELSEWHERE, EXPORTS, NO_FILE, Change, Changes, Export, Settings
 from .gguf_layout import read_values, value
 from .recipes import VALUES, Model
 from .vocabulary import tokenizer_keys
@@ -121,11 +121,11 @@ def _from_folder(path: str) -> Input:
     spec, name = model.spec, model.spec.architecture
     if name not in EXPORTS or model.capability != "text_to_text":
         raise Unsupported(f"{path}: mpool converts folders of the architectures {', '.join(EXPORTS)}, got {name}",
-                          hint=CONVERT_ELSEWHERE)
+                          hint=NO_FILE.get(name, CONVERT_ELSEWHERE))
     scaled = any(entry.dtype in hf_quantised.DTYPES for entry in spec.tensors)
     written = [entry for entry in spec.tensors if not (scaled and hf_quantised.is_companion(entry.name))]
     names = {entry.name for entry in written}
-    export, settings = EXPORTS[name], Settings(path, name, spec.kv, names)
+    export, settings = EXPORTS[name], Settings(path, spec, names)
     heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
     factors, changes = _take_settings(settings, export)
     rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")
