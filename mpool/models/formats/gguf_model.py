@@ -21,6 +21,7 @@ from ..families.rows import Architecture
 from ..families.table import ROWS
 from ..fields import Fields, describe
 from ..files import Folder
+from ..layout import is_projector
 from ..spec import (
     EmbeddingSettings,
     GenerationSettings,
@@ -66,7 +67,7 @@ def find_projector(folder: Folder) -> str | None:
     Raises:
         InvalidArgument: the folder has several projector files.
     """
-    found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
+    found = sorted(filter(is_projector, folder.names()))
     if len(found) > 1:
         raise InvalidArgument(f"{folder.path} has {len(found)} projector files: {', '.join(found[:8])}", param="model",
                               got=folder.path, allowed="a folder with one projector file",
