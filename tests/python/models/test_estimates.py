@@ -48,8 +48,7 @@ def test_a_table_of_inputs_per_layer_stays_mapped(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     import paritymodels
 
-    model = paritymodels.randomise(paritymodels.decoder("gemma4", 4, vocab=3001, hidden_size_per_layer_input=1024))
-    model.save_pretrained(tmp_path)
+    paritymodels.decoder("gemma4", 4, vocab=3001, hidden_size_per_layer_input=1024).save_pretrained(tmp_path)
     paritymodels.write_tokenizer(tmp_path, 3001)
     described = describe(tmp_path)
     sizes = {tensor.name: tensor.nbytes for tensor in described.spec.tensors}
