@@ -543,7 +543,9 @@ class ModelDescription:
         if self.capability != "vision" or not isinstance(name, str):
             return self
         kv = {f"{name}.{key[len(old):]}" if key.startswith(old) else key: value for key, value in self.spec.kv.items()}
-        return replace(self, capability="text_to_text", spec=replace(self.spec, architecture=name, kv=kv))
+        tensors = tuple(tensor for tensor in self.spec.tensors if not tensor.name.startswith(("v.", "mm.")))
+        return replace(self, capability="text_to_text", vision=None,
+                       spec=replace(self.spec, architecture=name, kv=kv, tensors=tensors))
 
     @property
     def tokenizes(self) -> bool:

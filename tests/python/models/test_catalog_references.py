@@ -27,7 +27,7 @@ from mpool.models import (
 from mpool.checks import nearest
 from mpool.models.catalogue import read
 from mpool.models.describing import is_offline
-from mpool.models.sources.hub_files import choose_folder, choose_gguf, gguf_models, split_siblings
+from mpool.models.sources.hub_files import choose_folder, choose_gguf, choose_projector, gguf_models, split_siblings
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
