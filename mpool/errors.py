@@ -286,7 +286,7 @@ class ShuttingDown(PoolError, RuntimeError):
 
 
 class MemoryExhausted(PoolError, MemoryError):
-    """There is not enough memory; the message states the required and the free bytes."""
+    """There is not enough memory; the message states the required and the free bytes, or the limit."""
 
     code, name = 56, "MEMORY_EXHAUSTED"
 
