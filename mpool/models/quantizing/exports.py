@@ -18,6 +18,7 @@ from ...records import logger
 from ..families.gemma import FULL_PERIODS, LARGEST
 from ..families.llama import windowed_layers
 from ..families.smollm import INTERVAL, rope_layers
+from ..fields import describe
 from ..files import Folder
 from ..spec import ModelSpec, Value
 
@@ -98,13 +99,15 @@ class Settings:
         same = math.isclose(found, value, rel_tol=1e-6) if isinstance(found, float) and isinstance(value, float) \
             else found == value
         if not same:
-            self.refuse(name)
+            self.refuse(name, found)
 
-    def refuse(self, name: str) -> None:
-        """Raise Unsupported for a setting of mpool, or a key of config.json."""
+    def refuse(self, name: str, got: Value = "") -> None:
+        """Raise Unsupported for a setting of mpool, or a key of config.json, and its value."""
         file, key = self._origins.get(f"mpool.{name}", (self.path, name))
-        raise Unsupported(f"{file}: {key.rstrip(',')} has a value that a .gguf file of {self.architecture} cannot "
-                          "state", hint="Run the folder itself: the model in a .gguf would compute something else")
+        computed = key.endswith(",") and isinstance(got, bool)
+        stated = key.rstrip(",") if got == "" or isinstance(got, list) or computed else f"{key} {describe(got)}"
+        raise Unsupported(f"{file}: a .gguf file of {self.architecture} cannot state {stated}",
+                          hint="Run the folder itself: the model in a .gguf would compute something else")
 
     def finish(self) -> None:
         """Refuse the folder if a setting was not taken."""

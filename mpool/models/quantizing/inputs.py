@@ -129,7 +129,8 @@ def _from_folder(path: str) -> Input:
     heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
     factors, changes = _take_settings(settings, export)
     rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")
-    keys = {settings.written + key.removeprefix(name): _stored(path, key, one) for key, one in settings.keys.items()}
+    keys = {settings.written + key.removeprefix(name): _stored(*spec.origins.get(key, (path, key)), one)
+            for key, one in settings.keys.items()}
     keys |= tokenizer_keys(Folder(path), model, rows)
     tensors = [one for tensor in _tensors(written, export, heads) for one in _changed(tensor, changes)]
     tensors += [Tensor(f"{kind}.weight", (len(one),), (), data=struct.pack(f"<{len(one)}f", *one))
@@ -231,7 +232,7 @@ def _take_settings(settings: Settings, export: Export) -> tuple[dict[str, list[f
             factors = settings.take(f"rope_{name}_factors", [])
             found[f"rope_factors_{name}"] = [float(one) for one in factors]  # type: ignore[union-attr, arg-type]
     if found and not export.rope_factors:
-        settings.refuse(f"rope.scaling.type {kind}")
+        settings.refuse("rope_type", kind)
     changes = export.complete(settings) or {}
     if not export.windows and f"{settings.architecture}.attention.sliding_window" in settings.keys:
         settings.refuse("sliding_window")
