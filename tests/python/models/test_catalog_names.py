@@ -38,7 +38,7 @@ SPELLINGS = {
     "Phi-4": ["phi4"], "Phi-4-reasoning": ["phi4-reasoning"], "gpt-oss-20b": ["gpt-oss:20b", "GPT-OSS-20B"],
     "Kimi-K2-Instruct": ["kimi-k2"], "DeepSeek-V3": ["deepseek-v3:671b", "deepseek-v3"],
     "SmolLM2-135M-Instruct": ["smollm2:135m"], "SmolLM3-3B": ["smollm3"], "gemma-3-1b-it": ["gemma3:1b"],
-    "gemma-3-4b-it": ["gemma3:4b"], "granite-3.3-2b-instruct": ["granite3.3:2b"],
+    "gemma-3-4b-it": ["gemma3:4b"], "gemma-4-E2B-it": ["gemma4:e2b", "gemma-4-e2b-it"], "granite-3.3-2b-instruct": ["granite3.3:2b"],
     "all-MiniLM-L6-v2": ["all-minilm", "all-minilm:latest", "ALL-minilm-l6-V2",
                          "sentence-transformers/all-MiniLM-L6-v2"],
     "bge-small-en-v1.5": ["BAAI/bge-small-en-v1.5"], "e5-base-v2": ["intfloat/e5-base-v2", "e5"], "gte-base": [],
