@@ -330,8 +330,8 @@ class NumericError(PoolError, ArithmeticError):
     def __init__(self, message: str = "", *, param: str | None = None, hint: str | None = None,
                  key: str | None = None) -> None:
         super().__init__(message, param=param, key=key, hint=hint or (
-            'The same input fails again. Try compute="float32"; if that fails too, the weights are damaged or hold NaN: '
-            "download the model again, or use another file of it"))
+            'The same input fails again. Try compute="float32". If that fails too, the weights are damaged or hold '
+            "NaN: download the model again, or use another file of it"))
 
 
 class InternalError(MpoolError, RuntimeError):

@@ -8,7 +8,8 @@ A row states:
   cannot reach the hub;
 - ``files``: size and SHA-256 of its files, or a commit in the reference, and ``source``, the public page that states
   them. A row without either is *unpinned*: the first download records commit and hashes (:mod:`mpool.models.pins`);
-- ``projector``: path of the projector file in the repository, for a GGUF model that sees images. The download brings it;
+- ``projector``: path of the projector file in the repository, for a GGUF model that sees images. The download brings
+  it;
 - its licence, capability, origin, number of parameters and ``download_bytes``, the size of the download, which may be
   rounded as its publisher states it;
 - ``options``: defaults that the model needs and that its files do not state;
@@ -215,8 +216,8 @@ def suggestion(key: str, capability: str, used: Iterable[str] = ()) -> str:
         return f"No {capability} model is known"
     if capability != "vision":
         return f"Did you mean {near[0]}?"
-    return (f"{near[0]} sees images; `mpool models --task vision` lists all models that do. A GGUF model also needs its "
-            "projector file (mmproj-*.gguf): pass the folder that has both")
+    return (f"{near[0]} sees images; `mpool models --task vision` lists all models that do. A GGUF model also needs "
+            "its projector file (mmproj-*.gguf): pass the folder that has both")
 
 
 def unknown(key: str, known: Mapping[str, str]) -> UnknownModel:

@@ -304,5 +304,5 @@ def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
     except Unsupported as error:
         if folder is not None or found.key is not None:
             raise
-        log.warning("%s accepts texts only: %s", name, error.message)  # nobody named the projector file
+        log.warning("%s accepts texts only: %s", name, error.message)  # the reference did not name the projector file
         return text

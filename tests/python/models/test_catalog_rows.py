@@ -194,7 +194,8 @@ def test_a_row_with_a_projector_file(hub: Hub, child: Child, environment: dict[s
     """The download brings the file, whose hash is recorded or stated. Without it the model is incomplete."""
     files = {"m.gguf": DATA, "mmproj-F16.gguf": OTHER, "mmproj-F32.gguf": b"x"}
     named = {"refs": ["hf://org/name/m.gguf"], "capability": "vision", "projector": "mmproj-F16.gguf"}
-    facts = {name: {"size": len(data), "sha256": sha256(data)} for name, data in (("", DATA), ("mmproj-F16.gguf", OTHER))}
+    facts = {name: {"size": len(data), "sha256": sha256(data)}
+             for name, data in (("", DATA), ("mmproj-F16.gguf", OTHER))}
     where = rows(tmp_path, named, {**named, "files": facts, "source": "https://example.org"},
                  {"refs": ["hf://org/name/m.gguf"]}, {**named, "refs": ["hf://org/without/m.gguf"]})
     hub.repos["org/name"] = repo = Repo(files, commit(1))
