@@ -204,19 +204,17 @@ def state_bytes(described: ModelDescription) -> int:
 def suggestion(key: str, capability: str, used: Iterable[str] = ()) -> str:
     """Return the hint for a model without a capability: a model that has it.
 
-    Only the first of the catalogue is named: a model with a similar name may be a large download.
+    Only the default of the catalogue is named: a model with a similar name may be a large download.
 
     Args:
         key: the model.
         capability: the capability.
         used: keys of models that have it and that the caller uses; the most similar is named first.
     """
-    near = nearest(key, list(used), 1) or load().keys(capability)[:1]
-    if not near:
-        return f"No {capability} model is known"
+    near = (nearest(key, list(used), 1) or [load().defaults[capability]])[0]
     if capability != "vision":
-        return f"Did you mean {near[0]}?"
-    return (f"{near[0]} sees images; `mpool models --task vision` lists all models that do. A GGUF model also needs "
+        return f"Did you mean {near}?"
+    return (f"{near} sees images; `mpool models --task vision` lists all models that do. A GGUF model also needs "
             "its projector file (mmproj-*.gguf): pass the folder that has both")
 
 

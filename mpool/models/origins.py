@@ -25,7 +25,7 @@ _IN_CONFIG = {
     "embedding_length_per_layer_input": "hidden_size_per_layer_input",
     "feed_forward_length": "intermediate_size|n_inner|block_ff_dim|hidden_dim",
     "attention.head_count": "num_attention_heads|n_head|n_heads",
-    "attention.head_count_kv": "num_key_value_heads|num_attention_heads|n_head|n_heads",
+    "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim|num_attention_heads|n_head",
     "attention.value_length": "v_head_dim|head_dim|num_attention_heads|n_head",
     "attention.key_length_swa": "head_dim",
@@ -111,8 +111,9 @@ _IN_CONFIG = {
     "mpool.vision.merge": "spatial_merge_size|scale_factor|mm_tokens_per_image",
     "mpool.vision.tap_layers": "deepstack_visual_indexes",
 }
-#: Hyper-parameters that are computed from a value of the file -> their words.
+#: Hyper-parameters that are computed from a value of the file, or keys of such values -> their words.
 _COMPUTED = {
+    "block_ff_dim": "width of the feed-forward layers",  # LFM2 rounds it
     "rope.dimension_count": "rotated components", "vision.feed_forward_length": "width of the feed-forward layers",
     "vision.image_size": "side of images", "ssm.inner_size": "components of all heads",
     "expert_shared_feed_forward_length": "width of the shared experts", "mpool.attention_scale": "scale of attention",
@@ -167,7 +168,8 @@ def key_in_config(config: Fields, key: str, architecture: str) -> str:
     places = [f"{section}.", ""] if isinstance(values.get(section), dict) else [""]
     found = [place + name for place in places for name in names.split("|") if _has(values, place + name)]
     name = config.name(found[0] if found else places[0] + names.partition("|")[0])
-    return f"{_COMPUTED[tail]}, from {name}," if tail in _COMPUTED else name
+    words = _COMPUTED.get(tail) or _COMPUTED.get(name.rpartition(".")[2])
+    return f"{words}, from {name}," if words else name
 
 
 def in_config(config: Fields, kv: Iterable[str], architecture: str, processor: Fields | None = None) -> Origins:
