@@ -128,7 +128,7 @@ mp_status mp_spec_string(const mp_spec *spec, const char *key, const char *def, 
  * folder has other keys than GGUF, and a projector file is another file than the first. The arrays `mpool.origins.0`,
  * `mpool.origins.1`, ... have a file each, then pairs of a hyper-parameter and its key in that file. A hyper-parameter
  * that ends in a dot stands for every field that begins with it. An empty key keeps the field. The first pair that fits
- * counts. */
+ * counts. Does the same for the draft model. Errors that name another file than the first are not about a value. */
 void mp_spec_place_error(const mp_spec *spec, mp_error *error);
 
 #endif

@@ -196,6 +196,14 @@ static bool copy_string(const mp_value *list, uint64_t index, char *to, size_t s
     return true;
 }
 
+/* Return whether an error names a file. Errors cut a long path at its start. */
+static bool is_file(const char *shown, const char *path) {
+    size_t bytes = strlen(shown), all = strlen(path);
+    if (strncmp(shown, "...", 3) == 0 && all >= bytes)
+        return strcmp(shown + 3, path + all - (bytes - 3)) == 0;
+    return strcmp(shown, path) == 0;
+}
+
 /* Return whether a hyper-parameter of the origins is the field of an error, which may lack the architecture. */
 static bool is_field(const char *name, const char *field, const char *architecture) {
     size_t bytes = strlen(name), head = strlen(architecture);
@@ -207,6 +215,10 @@ static bool is_field(const char *name, const char *field, const char *architectu
 
 void mp_spec_place_error(const mp_spec *spec, mp_error *error) {
     if (!error || (error->code != MP_FORMAT && error->code != MP_LIMIT) || !error->field[0])
+        return;
+    if (mp_spec_draft(spec))
+        mp_spec_place_error(mp_spec_draft(spec), error);
+    if (!is_file(error->file, mp_spec_origin(spec)))
         return;
     for (int i = 0;; i++) {
         char key[32], file[4097], name[sizeof(key_name)], own[sizeof error->field], hint[sizeof error->hint];

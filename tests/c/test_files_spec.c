@@ -72,6 +72,17 @@ MP_TEST(files_spec_places_errors) {
         MP_CHECK_HAS(error.message, " is 5, allowed: a number");
         MP_CHECK_INT(error.offset, 7);
     }
+    mp_fail_file(&error, MP_FORMAT, "/models/b.gguf", -1, "llama.rope.freq_base", "a number", "5"); /* a draft model's */
+    mp_spec_place_error(spec, &error);
+    MP_CHECK_STR(error.file, "/models/b.gguf");
+    mp_spec *main = mp_spec_create();
+    MP_CHECK(main != NULL);
+    MP_CHECK_OK(mp_spec_add_file(main, "/models/c.gguf", &error), &error);
+    MP_CHECK_OK(mp_spec_set_draft(main, spec, &error), &error);
+    mp_fail_file(&error, MP_FORMAT, mp_spec_origin(spec), -1, "llama.rope.freq_base", "a number", "5");
+    mp_spec_place_error(main, &error);
+    MP_CHECK_STR(error.file, "/m/config.json");
+    mp_spec_unpin(main);
     mp_fail(&error, MP_UNSUPPORTED, "no field");
     mp_spec_place_error(spec, &error);
     MP_CHECK_STR(error.message, "no field");
