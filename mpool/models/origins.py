@@ -62,7 +62,7 @@ _IN_CONFIG = {
     "vision.embedding_length": "embed_dim|hidden_size",
     "vision.feed_forward_length": "intermediate_size|mlp_ratio",
     "vision.attention.head_count": "num_attention_heads|num_heads",
-    "vision.attention.layer_norm_epsilon": "layer_norm_eps",
+    "vision.attention.layer_norm_epsilon": "layer_norm_eps|rms_norm_eps",
     "vision.patch_size": "patch_size",
     "vision.image_size": "image_size|num_position_embeddings",
     "mpool.activation": "hidden_act|hidden_activation|activation_function",
@@ -108,7 +108,8 @@ _IN_CONFIG = {
     "mpool.image.window": "window_size",
     "mpool.image.window_layers": "fullatt_block_indexes",
     "mpool.image.registers": "num_register_tokens",
-    "mpool.vision.merge": "spatial_merge_size|scale_factor|mm_tokens_per_image",
+    "mpool.vision.merge": "spatial_merge_size|scale_factor|mm_tokens_per_image|pooling_kernel_size",
+    "mpool.vision.norm_epsilon": "rms_norm_eps|layer_norm_eps",
     "mpool.vision.tap_layers": "deepstack_visual_indexes",
 }
 #: Hyper-parameters that are computed from a value of the file, or keys of such values -> their words.
@@ -146,6 +147,7 @@ _IN_PROJECTOR = {"mpool.image.mean": "clip.vision.image_mean", "mpool.image.std"
                  "mpool.image.window_layers": "clip.vision.n_wa_pattern",
                  "mpool.image.activation": "clip.use_gelu",
                  "mpool.vision.merge": "clip.vision.projector.scale_factor",
+                 "mpool.vision.norm_epsilon": "clip.vision.attention.layer_norm_epsilon",
                  "mpool.vision.tap_layers": "clip.vision.is_deepstack_layers"}
 
 
