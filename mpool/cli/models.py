@@ -95,7 +95,7 @@ _LABELS = {"bytes": "size", "download_bytes": "download size", "expert_bytes": "
            "sequence_state_bytes": "state of a sequence", "est_memory_allocation_mb": "memory (estimate)"}
 #: Methods of splitting images (:class:`mpool.models.spec.VisionSettings`) -> their descriptions.
 _IMAGES = {"one": "scaled to one size", "tiles": "an overview, and tiles of fixed size",
-           "split": "an overview, and tiles of fixed size", "any": "of any size", "fit": "scaled to fit, in their shape",
+           "split": "an overview, and tiles of fixed size", "any": "of any size", "fit": "scaled to fit",
            "pan": "scaled to one size, with crops of long images if the model's processor makes them"}
 
 

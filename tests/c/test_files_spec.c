@@ -72,7 +72,7 @@ MP_TEST(files_spec_places_errors) {
         MP_CHECK_HAS(error.message, " is 5, allowed: a number");
         MP_CHECK_INT(error.offset, 7);
     }
-    mp_fail_file(&error, MP_FORMAT, "/models/b.gguf", -1, "llama.rope.freq_base", "a number", "5"); /* of a draft */
+    mp_fail_file(&error, MP_FORMAT, "/models/b.gguf", -1, "llama.rope.freq_base", "a number", "5"); /* another file */
     mp_spec_place_error(spec, &error);
     MP_CHECK_STR(error.file, "/models/b.gguf");
     mp_spec *main = mp_spec_create();
