@@ -75,13 +75,13 @@ def last_call(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "")
     recorder = Recorder()
     for module in (talking, embedding, capturing):
         monkeypatch.setattr(module, "make_pool", lambda _: recorder)
-        monkeypatch.setattr(module, "default_model", "default model of {}".format)
+        monkeypatch.setattr(module, "default_model", "default-model-of-{}".format)
     monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
     parsed = make_parser().parse_args(arguments)
     assert parsed.run(parsed) == 0
     capability = CAPABILITIES.get(arguments[0], "text_to_text")
     assert recorder.calls[0][0] == "load" and recorder.calls[0][2]["compute"] == parsed.compute
-    assert recorder.calls[0][1] == (parsed.model or f"default model of {capability}",)
+    assert recorder.calls[0][1] == (parsed.model or f"default-model-of-{capability}",)
     return recorder.calls[-1]
 
 
