@@ -484,8 +484,8 @@ CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNex
            "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
            "qwen3_5": ("Qwen3_5ForConditionalGeneration",), "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",)}
-#: Values of ``model_type`` whose folders are read as language models if they have no image processor, or if their
-#: weights are quantised.
+#: Values of ``model_type`` whose folders are read as language models if they have no image processor, if
+#: ``vision_config`` is null, or if their weights are quantised.
 _OPTIONAL = ("gemma3", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe")
 
 
@@ -495,7 +495,8 @@ def sees(folder: Folder, config: Fields, images: bool = True) -> bool:
     kind = config.get("model_type")
     processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
     return isinstance(kind, str) and kind in READERS and (
-        kind not in _OPTIONAL or images and processor and config.get("quantization_config") is None)
+        kind not in _OPTIONAL or images and processor and config.get("quantization_config") is None
+        and config.get("vision_config") is not None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
