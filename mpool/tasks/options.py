@@ -311,6 +311,14 @@ def _adapter() -> Any:
                   "model's files for ``task`` or ``prompt_name``, else the model alone.", plan=False)
 
 
+def _allow_urls(more: str = "") -> Any:
+    """Return the field of the option ``allow_urls``; ``more``: what it applies to."""
+    return option(
+        False, f"True: fetch ``http`` and ``https`` URLs{more}, each within 30 seconds. Off by default: a program that "
+        "passes URLs from its users on lets them reach every address that this machine can reach.",
+        choices=(True, False))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextVectorOptions(VectorOptions):
     """Options that :func:`mpool.embed` and :func:`mpool.embed_iter` share."""
@@ -326,6 +334,7 @@ class TextVectorOptions(VectorOptions):
                             "ContextOverflow for longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts and the prompt")
     adapter: str | None = _adapter()
+    allow_urls: bool = _allow_urls(" of images")
 
     result: ClassVar[str] = "vectors"
 
@@ -432,9 +441,7 @@ class AllOptions(OutputOptions):
 class ImageOptions(VectorOptions):
     """Options of :func:`mpool.embed_image`."""
 
-    allow_urls: bool = option(
-        False, "True: fetch ``http`` and ``https`` URLs, each within 30 seconds. Off by default: a program that passes "
-        "URLs from its users on lets them reach every address that this machine can reach.", choices=(True, False))
+    allow_urls: bool = _allow_urls()
     max_inputs: int | None = option(None, "maximum number of images in the request; None: "
                                     "``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
 
@@ -470,6 +477,7 @@ class RerankOptions(_LogitOptions):
         "that of the model's files.", choices=(None, "sigmoid", "none"), plan=False)
     parse_special: bool = _parse_special("query and the documents")
     adapter: str | None = _adapter()
+    allow_urls: bool = _allow_urls(" of images")
 
     result: ClassVar[str] = "scores"
     progress: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..checks import integer, is_same, items_of, refuse
 from ..conversation import reasoning
-from ..errors import InvalidArgument, MpoolError
+from ..errors import InvalidArgument, MpoolError, Unsupported
 from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
 from ..models.catalogue import load as load_catalogue
@@ -139,21 +139,62 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed`."""
     inputs, model = given.pop("inputs"), given.pop("model", None)
     options = _parsed(pool, model, EmbedOptions, "embed", given)
-    most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
+    most, single = _limit(pool, options.max_inputs), isinstance(inputs, (str, Mapping))
     vectors.check_progress(options.progress)
     texts = [inputs] if single else embedding.texts_of(inputs, most)
     vectors.check_precision(options.precision, len(texts))
     null = options.on_error == "null"
+    mixed = _has_dicts(texts)
 
-    def prepare() -> VectorRequest:
+    def finish(rows: Any) -> Any:
+        return vectors.quantize(rows[0] if single else rows, options.precision)
+
+    def prepare() -> Any:
         unread = _is_unread(pool, model)
         with before(pool, model):
-            embedding.check_inputs(texts, "inputs", single, null, unread)
-        plan = text_plan(pool, model, options)
-        return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
-                             lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
+            embedding.check_inputs(texts, "inputs", single, null, unread, mixed)
+            if mixed and not null:
+                _mixed().check(texts, "inputs", single, options.allow_urls, call, unread)
+        entry, own = _opened(pool, model, options)
+        if entry.describe().vision is not None:
+            return _mixed().request(_mixed().plan(entry, own), texts, single, options.progress, call, finish)
+        if mixed:
+            return _apart(pool, entry, texts, own, call, finish)
+        return VectorRequest(embedding.TEXTS, embedding.plan(entry, own), texts, embedding.slices, single,
+                             options.progress, call, finish)
 
-    return Validated(prepare, model, "text_embedding", options.compute)
+    return Validated(prepare, model, "text_embedding", options.compute, long=mixed, images=mixed)
+
+
+def _has_dicts(inputs: list[Any]) -> bool:
+    """Return True if an input is a dict, which may have images. Takes a few nanoseconds per input."""
+    return any(issubclass(kind, Mapping) for kind in set(map(type, inputs)))
+
+
+def _mixed() -> Any:
+    """Return the module for inputs of texts and images."""
+    from . import mixed_inputs
+
+    return mixed_inputs
+
+
+def _apart(pool: Host, entry: Entry, inputs: list[Any], options: EmbedOptions, call: Call,
+           finish: Callable[[Any], Any]) -> Any:
+    """Return the request for texts and images to a model with an encoder for each, such as CLIP."""
+    from . import image_embedding
+
+    texts, images = _mixed().split(inputs, entry.key)
+    options = replace(options, precision="float32")
+    found = []
+    if texts:
+        found.append(VectorRequest(embedding.TEXTS, embedding.plan(entry, options), list(texts.values()),
+                                   embedding.slices, False, False, call, lambda rows: rows))
+    if images:
+        own = ImageOptions(**{one.name: getattr(options, one.name) for one in fields(ImageOptions)})
+        plan = image_embedding.plan(pool._find(entry.main, "image_embedding"), own)
+        found.append(VectorRequest(image_embedding.IMAGES, plan, list(images.values()), image_embedding.slices, False,
+                                   False, call, lambda rows: rows))
+    return _mixed().SplitRequest(found[0].plan, found, [*texts, *images], finish)
 
 
 def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -182,14 +223,17 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
                 except MpoolError as error:
                     error.rename({"inputs": "texts"})
                     raise
-        plan = module.iter_plan(*_opened(pool, model, own), checked)
+        entry, chosen = _opened(pool, model, own)
+        mixed = output.function == "embed" and entry.describe().vision is not None
+        plan = _mixed().plan(entry, chosen) if mixed else module.iter_plan(entry, chosen, checked)
         try:
             total = len(items)
         except TypeError:
             total = None
         bar = vectors.Bar(options.progress, total, plan.entry.key)
         try:
-            request: IterRequest = module.iter_request(plan, items, batch_size, bar, own, checked, call)
+            request: IterRequest = _mixed().iter_request(plan, items, batch_size, bar, call) if mixed else \
+                module.iter_request(plan, items, batch_size, bar, own, checked, call)
         except BaseException:
             bar.close()
             raise
@@ -263,16 +307,31 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         model = load_catalogue().default("rerank").key
     options = _parsed(pool, model, RerankOptions, "rerank", given)
     texts, count = reranking.check(query, documents, options.top_k, _limit(pool, None))
+    mixed = _has_dicts([query, *texts])
 
     def prepare() -> VectorRequest:
         unread = _is_unread(pool, model)
         with before(pool, model):
-            embedding.check_inputs(texts, "documents", full=unread)
-        plan = reranking.plan_of(text_plan(pool, model, options), query)
-        return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
-                             lambda rows: reranking.ranking(plan, texts, rows, count, options.function_to_apply))
+            embedding.check_inputs(texts, "documents", full=unread, dicts=mixed)
+            if mixed:
+                _mixed().check([query], "query", True, options.allow_urls, call, unread)
+                _mixed().check(texts, "documents", False, options.allow_urls, call, unread)
 
-    return Validated(prepare, model, "text_embedding", options.compute)
+        def finish(rows: Any) -> Any:
+            return reranking.ranking(plan.entry, texts, rows, count, options.function_to_apply)
+
+        entry, own = _opened(pool, model, options)
+        plan: Any
+        if entry.describe().vision is not None:
+            plan = _mixed().with_query(_mixed().plan(entry, own), query, call)
+            return _mixed().request(plan, texts, False, False, call, finish)  # type: ignore[no-any-return]
+        if mixed:
+            raise Unsupported("this reranker reads texts only, got a query or document with images", key=entry.key,
+                              hint="Pass str, or use a model such as Qwen3-VL-Reranker")
+        plan = reranking.plan_of(embedding.plan(entry, own), query)
+        return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call, finish)
+
+    return Validated(prepare, model, "text_embedding", options.compute, long=mixed, images=mixed)
 
 
 def _named(model: Any, output: TextOutput) -> Any:
@@ -360,10 +419,17 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         with before(pool, model, "image_embedding"):
             if unread and options.on_error != "null":
                 image_embedding.check_images([images] if found is None else found, single, options.allow_urls, call)
-        plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
-        return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,
-                             single, options.progress, call,
-                             lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
+        def finish(rows: Any) -> Any:
+            return vectors.quantize(rows[0] if single else rows, options.precision)
+
+        entry, own = _opened(pool, model, options, "image_embedding")
+        several = [images] if found is None else found
+        if entry.describe().vision is not None:
+            inputs = _mixed().of_images(several, single)
+            return _mixed().request(  # type: ignore[no-any-return]
+                _mixed().plan(entry, own), inputs, single, options.progress, call, finish)
+        return VectorRequest(image_embedding.IMAGES, image_embedding.plan(entry, own), several, image_embedding.slices,
+                             single, options.progress, call, finish)
 
     return Validated(prepare, model, "image_embedding", options.compute, images=True)
 
