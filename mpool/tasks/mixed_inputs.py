@@ -103,6 +103,11 @@ def parts_of(given: Any, name: str) -> Parts:
     return Parts(content, images)
 
 
+def are_images(inputs: list[Any]) -> bool:
+    """Return True if all inputs are dicts of images without texts."""
+    return all(isinstance(one, Mapping) and one.get("image") is not None and one.get("text") is None for one in inputs)
+
+
 def of_images(images: list[Any], single: bool) -> list[Any]:
     """Return the inputs for images alone; errors name the parameter ``images``."""
     return [{"image": NamedImage(one, "images" if single else f"images[{at}]")} for at, one in enumerate(images)]
@@ -360,10 +365,13 @@ def iter_request(plan: MixedPlan, items: Any, batch_size: int | None, bar: Bar, 
 
 # ---- models with two encoders ----------------------------------------------------------------------------------------
 
-def split(inputs: list[Any], key: str) -> tuple[dict[int, str], dict[int, NamedImage]]:
+def split(inputs: list[Any], single: bool, key: str) -> tuple[dict[int, str], dict[int, NamedImage]]:
     """Return the inputs that are texts and those that are images, by their indices.
 
-    ``key``: key of the model, for errors.
+    Args:
+        inputs: the inputs.
+        single: True if the input is the whole request and not in a list.
+        key: key of the model, for errors.
 
     Raises:
         Unsupported: an input has a text and an image, or several of them.
@@ -371,10 +379,11 @@ def split(inputs: list[Any], key: str) -> tuple[dict[int, str], dict[int, NamedI
     texts: dict[int, str] = {}
     images: dict[int, NamedImage] = {}
     for at, one in enumerate(inputs):
-        parts = parts_of(one, f"inputs[{at}]")
+        name = "inputs" if single else f"inputs[{at}]"
+        parts = parts_of(one, name)
         if len(parts.content) > 1:
-            raise Unsupported(f"`inputs[{at}]` has {len(parts.content)} texts and images; this model embeds a text or "
-                              "an image, not both together", param=f"inputs[{at}]", key=key,
+            raise Unsupported(f"`{name}` has {len(parts.content)} texts and images; this model embeds a text or an "
+                              "image, not both together", param=name, key=key,
                               hint="Pass them as two inputs, or use a model such as Qwen3-VL-Embedding")
         if parts.images:
             images[at] = parts.images[0]

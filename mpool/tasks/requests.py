@@ -145,25 +145,26 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     vectors.check_precision(options.precision, len(texts))
     null = options.on_error == "null"
     mixed = _has_dicts(texts)
+    capability = "image_embedding" if mixed and _mixed().are_images(texts) else "text_embedding"
 
     def finish(rows: Any) -> Any:
         return vectors.quantize(rows[0] if single else rows, options.precision)
 
     def prepare() -> Any:
-        unread = _is_unread(pool, model)
-        with before(pool, model):
+        unread = _is_unread(pool, model, capability)
+        with before(pool, model, capability):
             embedding.check_inputs(texts, "inputs", single, null, unread, mixed)
             if mixed and not null:
                 _mixed().check(texts, "inputs", single, options.allow_urls, call, unread)
-        entry, own = _opened(pool, model, options)
+        entry, own = _opened(pool, model, options, capability)
         if entry.describe().vision is not None:
             return _mixed().request(_mixed().plan(entry, own), texts, single, options.progress, call, finish)
         if mixed:
-            return _apart(pool, entry, texts, own, call, finish)
+            return _apart(pool, entry, texts, single, own, call, finish)
         return VectorRequest(embedding.TEXTS, embedding.plan(entry, own), texts, embedding.slices, single,
                              options.progress, call, finish)
 
-    return Validated(prepare, model, "text_embedding", options.compute, long=mixed, images=mixed)
+    return Validated(prepare, model, capability, options.compute, long=mixed, images=mixed)
 
 
 def _has_dicts(inputs: list[Any]) -> bool:
@@ -178,12 +179,12 @@ def _mixed() -> Any:
     return mixed_inputs
 
 
-def _apart(pool: Host, entry: Entry, inputs: list[Any], options: EmbedOptions, call: Call,
+def _apart(pool: Host, entry: Entry, inputs: list[Any], single: bool, options: EmbedOptions, call: Call,
            finish: Callable[[Any], Any]) -> Any:
     """Return the request for texts and images to a model with an encoder for each, such as CLIP."""
     from . import image_embedding
 
-    texts, images = _mixed().split(inputs, entry.key)
+    texts, images = _mixed().split(inputs, single, entry.key)
     options = replace(options, precision="float32")
     found = []
     if texts:

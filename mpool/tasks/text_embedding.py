@@ -383,6 +383,8 @@ def _hint_for(value: Any, name: str) -> str | None:
         return "Fill missing texts first, for example with fillna('')"
     if hasattr(value, "as_py"):  # a scalar of pyarrow
         return "Call to_pylist() of the array first"
+    if name.startswith("inputs") and (getattr(value, "ndim", 0) in (2, 3) or type(value).__module__.startswith("PIL.")):
+        return 'Pass images in dicts: {"image": image}, or alone to embed_image'
     if isinstance(value, bytes):
         return "Decode it first, for example with decode()"
     if name.startswith("inputs") and integer(value) is not None:
