@@ -240,8 +240,8 @@ EMBED = Verb(
               'lists, tuples or arrays of token ids of this model, which are used unchanged: without prompt, special '
               'tokens and truncation. The texts of control tokens (``"[SEP]"``, ``"<|im_end|>"``) are plain text, '
               'unless ``parse_special`` is True. With a model that embeds images, an input may also be a dict with '
-              '``"text"``, ``"image"`` (an image as for :func:`embed_image`) or both; each may be a list. Models such as '
-              'Qwen3-VL-Embedding embed both together, CLIP and SigLIP a text or an image.'),
+              '``"text"``, ``"image"`` (an image as for :func:`embed_image`) or both; each may be a list. Models such '
+              'as Qwen3-VL-Embedding embed both together, CLIP and SigLIP a text or an image.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedOptions, 'NDArray[Any]',
@@ -285,7 +285,8 @@ Source:
 EMBED_ITER = Verb(
     'embed_iter', 'text_embedding', (
         Parameter('texts', _ITEMS,
-              'texts, with a model of texts and images such as Qwen3-VL-Embedding also dicts, or lists, tuples or arrays of token ids as for :func:`embed`, from any iterable, such as a '
+              'texts, with a model of texts and images such as Qwen3-VL-Embedding also dicts, or lists, '
+              'tuples or arrays of token ids as for :func:`embed`, from any iterable, such as a '
               'generator, an open text file or a column of a table. The first item decides: all are texts, or all are '
               'token ids. In :mod:`mpool.aio` also an asynchronous iterable.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
