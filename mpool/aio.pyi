@@ -18,11 +18,11 @@ from .tasks.embedding_results import SparseVectors as SparseVectors
 from .tasks.embedding_results import TextEmbeddings as TextEmbeddings
 from .tasks.embedding_results import TokenVectors as TokenVectors
 from .tasks.images_result import GeneratedImages
-from .tasks.options import Compute, Policy, Precision, Priority, Progress
+from .tasks.options import Compute, Input, Policy, Precision, Priority, Progress
 from .tasks.rerank import Ranking
 from .tasks.token_labels import TokenClassification, TokenClassifications
 
-def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+def embed(inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
           model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
           normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
           on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
@@ -32,7 +32,7 @@ def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, A
           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
           policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
 ) -> Awaitable[NDArray[Any]]: ...
-def embed_iter(texts: Iterable[str | Mapping[str, Any]] | Iterable[Sequence[int]] | AsyncIterable[str | Mapping[str, Any]] | AsyncIterable[Sequence[int]],
+def embed_iter(texts: Iterable[Input | Sequence[int]] | AsyncIterable[Input | Sequence[int]],
                model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
                normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
                on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
@@ -80,14 +80,13 @@ def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathL
                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
                 policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
 ) -> Awaitable[NDArray[Any]]: ...
-def rerank(query: str | Mapping[str, Any], documents: Sequence[str | Mapping[str, Any]],
-           model: str | os.PathLike[str] | Model | None = None, *, top_k: int | None = None, compute: Compute = 'auto',
-           truncate: bool = True, prompt: str | None = None, prompt_name: str | None = None,
-           function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
-           adapter: str | None = None, allow_urls: bool = False, timeout: float | None = None,
-           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-           policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
-) -> Awaitable[Ranking]: ...
+def rerank(query: Input, documents: Sequence[Input], model: str | os.PathLike[str] | Model | None = None, *,
+           top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
+           prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
+           parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
+           timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+           keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+           pool: Pool | None = None) -> Awaitable[Ranking]: ...
 @overload
 def classify(texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
              template: str = 'This example is {}.', multi_label: bool = False,

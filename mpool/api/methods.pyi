@@ -15,7 +15,7 @@ from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVector
 from ..tasks.images_result import GeneratedImages
 from ..tasks.iterating import EmbedIterator
 from ..tasks.jobs import Job
-from ..tasks.options import Compute, Policy, Precision, Priority, Progress
+from ..tasks.options import Compute, Input, Policy, Precision, Priority, Progress
 from ..tasks.rerank import Ranking
 from ..tasks.streams import Stream
 from ..tasks.text_to_image import ImageStream
@@ -25,8 +25,7 @@ from ..tasks.verbs import Verb
 def _named(function: Callable[..., Any], verb: Verb, form: str, doc: str) -> Callable[..., Any]: ...
 
 class PoolVerbs:
-    def embed(self,
-              inputs: str | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+    def embed(self, inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
               model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
               normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
@@ -36,10 +35,9 @@ class PoolVerbs:
               allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
               fail_fast: bool | None = None) -> NDArray[Any]: ...
-    def embed_iter(self, texts: Iterable[str | Mapping[str, Any]] | Iterable[Sequence[int]],
-                   model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
-                   normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-                   on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+    def embed_iter(self, texts: Iterable[Input | Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
+                   dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+                   compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                    prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
                    adapter: str | None = None, allow_urls: bool = False,
@@ -84,9 +82,8 @@ class PoolVerbs:
                     max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
                     tenant: str | int | None = None, keep_alive: float | str | None = None,
                     policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
-    def rerank(self, query: str | Mapping[str, Any], documents: Sequence[str | Mapping[str, Any]],
-               model: str | os.PathLike[str] | Model | None = None, *, top_k: int | None = None,
-               compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
+    def rerank(self, query: Input, documents: Sequence[Input], model: str | os.PathLike[str] | Model | None = None, *,
+               top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
                prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
                parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
                timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
@@ -421,8 +418,7 @@ class PoolVerbs:
 
 class ModelVerbs:
     __slots__ = ()
-    def embed(self,
-              inputs: str | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+    def embed(self, inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
               task: Literal["query", "document"] | None = None, *, dimensions: int | None = None,
               normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, prompt: str | None = None,
@@ -431,12 +427,11 @@ class ModelVerbs:
               allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
               fail_fast: bool | None = None) -> NDArray[Any]: ...
-    def embed_iter(self, texts: Iterable[str | Mapping[str, Any]] | Iterable[Sequence[int]],
-                   task: Literal["query", "document"] | None = None, *, dimensions: int | None = None,
-                   normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-                   on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, prompt: str | None = None,
-                   prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                   adapter: str | None = None, allow_urls: bool = False,
+    def embed_iter(self, texts: Iterable[Input | Sequence[int]], task: Literal["query", "document"] | None = None, *,
+                   dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+                   compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+                   prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
+                   parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
                    output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                    batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
                    template: str = 'This example is {}.', multi_label: bool = False,
@@ -474,13 +469,12 @@ class ModelVerbs:
                     max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
                     tenant: str | int | None = None, keep_alive: float | str | None = None,
                     policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
-    def rerank(self, query: str | Mapping[str, Any], documents: Sequence[str | Mapping[str, Any]], *,
-               top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
-               prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
-               parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
-               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> Ranking: ...
+    def rerank(self, query: Input, documents: Sequence[Input], *, top_k: int | None = None, compute: Compute = 'auto',
+               truncate: bool = True, prompt: str | None = None, prompt_name: str | None = None,
+               function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
+               adapter: str | None = None, allow_urls: bool = False, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
     @overload
     def classify(self, texts: str, *, labels: Sequence[str] | None = None, template: str = 'This example is {}.',
                  multi_label: bool = False, function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None,

@@ -32,6 +32,8 @@ Compute = Literal["auto", "float32", "float32-fast", "bfloat16", "int8"]
 Progress = bool | Callable[[int, int | None], object] | None
 Priority = Literal["critical", "high", "normal", "low", "batch", 0, 1, 2, 3, 4]
 Policy = Literal["shared", "pack", "p2c", "sequential"]
+#: An input of an embedding model or reranker: a text, or a dict with texts and images.
+Input = str | Mapping[str, Any]
 
 PRIORITIES = ("critical", "high", "normal", "low", "batch")
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ..models.spec import EmbeddingSettings
     from ..runtime.entry import Entry
     from ..tokenizers import Packed, Tokenizer
-    from .mixed_inputs import MixedPlan
     from .options import Call
 
 #: Maximum size of a slice, in characters and in texts. Tokenizing a slice takes about 20 ms.
@@ -501,7 +500,7 @@ def are_token_ids(inputs: list[Any]) -> bool:
     return isinstance(first, (list, tuple)) and bool(first) and not isinstance(first[0], str)
 
 
-def pack_ids(plan: Plan | MixedPlan, sequences: list[list[int]], start: int = 0) -> Pack:
+def pack_ids(plan: Any, sequences: list[list[int]], start: int = 0) -> Pack:
     """Validate sequences of token ids, which are used without prompt, special tokens and truncation.
 
     Args:
@@ -522,7 +521,7 @@ def pack_ids(plan: Plan | MixedPlan, sequences: list[list[int]], start: int = 0)
     return native_calls.converted(sequences, _pack_ids, plan, sequences, start)
 
 
-def _pack_ids(plan: Plan | MixedPlan, sequences: list[list[int]], start: int) -> Pack:
+def _pack_ids(plan: Any, sequences: list[list[int]], start: int) -> Pack:
     ids: list[int] = []
     offsets = [0]
     for at, sequence in enumerate(sequences, start):
@@ -662,7 +661,7 @@ def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
     return fault
 
 
-def too_long(name: str, tokens: int, plan: Plan | MixedPlan, hint: str = "Shorten it, or set truncate=True") -> ContextOverflow:
+def too_long(name: str, tokens: int, plan: Any, hint: str = "Shorten it, or set truncate=True") -> ContextOverflow:
     """Return the error for a text with too many tokens. ``name``: parameter with the text, and its index."""
     return ContextOverflow(f"`{name}` has {tokens} tokens, the model accepts at most {plan.max_tokens}", tokens=tokens,
                            limit=plan.max_tokens, param=name, hint=hint, key=plan.entry.key)

@@ -227,10 +227,8 @@ def check_capability(capability: Any) -> None:
 #: reverse: a later check raises an error that names the right function.
 _TEXT = (_options.GenerateOptions, _options.TextOptions)
 _INPUTS = "str | Sequence[str] | Sequence[Sequence[int]]"
-#: An input with images.
-_DICT = "Mapping[str, Any]"
-_MIXED = f"{_INPUTS} | {_DICT} | Sequence[str | {_DICT}]"
-_ITEMS = f"Iterable[str | {_DICT}] | Iterable[Sequence[int]]"
+_MIXED = "Input | Sequence[Input] | Sequence[Sequence[int]]"
+_ITEMS = "Iterable[Input | Sequence[int]]"
 _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
 
 EMBED = Verb(
@@ -432,10 +430,10 @@ Example:
 
 RERANK = Verb(
     'rerank', 'text_embedding', (
-        Parameter('query', f'str | {_DICT}',
+        Parameter('query', 'Input',
               'a text of 1 to 1,000,000 characters; with a reranker that reads images, such as Qwen3-VL-Reranker, also '
               'a dict with ``"text"``, ``"image"`` or both, as for :func:`embed`.'),
-        Parameter('documents', f'Sequence[str | {_DICT}]',
+        Parameter('documents', 'Sequence[Input]',
               'a list, tuple, array or pandas Series of texts of at most 1,000,000 characters, or of such dicts.'),
         _model('a cross-encoder: a catalogue key such as ``"bge-reranker-v2-m3"``; the folder or reference of a '
              'sequence classifier with one label (BERT, DistilBERT, ELECTRA, ALBERT, RoBERTa, XLM-RoBERTa, MPNet, '

@@ -28,7 +28,7 @@ LATE_IMPORTS = {
     "a command of the command line, which starts without those of the others":
         (20, r"mpool\.cli\b"),
     "a capability, which the first request for another does without":
-        (18, r"mpool\.tasks\.(requests|running|text_to_text) "),
+        (19, r"mpool\.tasks\.(requests|running|text_to_text) "),
     "a file format, which models of other formats do without":
         (10, r"mpool\.(models|tokenizers)\."),
     "the functions of the module, which are methods of a pool that they create":
