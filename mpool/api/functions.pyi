@@ -219,9 +219,9 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None) -> Completion: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
 @overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[True], temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -235,9 +235,9 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None) -> Stream: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
 @overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -251,9 +251,9 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None) -> Completion | Stream: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -268,9 +268,9 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None) -> Completion: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -285,9 +285,9 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None) -> Stream: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -301,9 +301,9 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None) -> Completion | Stream: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -319,9 +319,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None) -> str: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> str: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -337,9 +338,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None) -> Stream: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Stream: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -355,9 +357,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None) -> str | Stream: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> str | Stream: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -372,9 +375,9 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None) -> str: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -389,9 +392,9 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None) -> Stream: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -406,9 +409,9 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None) -> str | Stream: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
 @overload
 def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                    negative_prompt: str | None = None, width: int | None = None, height: int | None = None,

@@ -182,9 +182,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -199,9 +199,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -216,9 +216,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion | Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -234,9 +234,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -252,9 +252,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: bool, temperature: float | None = None,
@@ -270,9 +270,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion | Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -289,9 +289,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -308,9 +309,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -327,9 +329,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str | Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -346,9 +349,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -365,9 +369,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -384,9 +389,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str | Stream: ...
     @overload
     def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
                        stream: Literal[False] = False, negative_prompt: str | None = None, width: int | None = None,
@@ -565,9 +571,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: Literal[True],
              temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -582,9 +588,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: bool, temperature: float | None = None,
              top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
@@ -599,9 +605,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion | Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[False] = False,
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -616,9 +622,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[True],
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -633,9 +639,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: bool,
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -650,9 +656,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion | Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *,
                        stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -668,9 +674,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *, stream: Literal[True],
                        temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -686,9 +693,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *, stream: bool,
                        temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -704,9 +712,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str | Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: Literal[False] = False,
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -722,9 +731,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: Literal[True],
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -740,9 +750,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: bool,
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -758,9 +769,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str | Stream: ...
     @overload
     def generate_image(self, prompt: str, *, stream: Literal[False] = False, negative_prompt: str | None = None,
                        width: int | None = None, height: int | None = None, num_inference_steps: int | None = None,

@@ -28,13 +28,13 @@ LATE_IMPORTS = {
     "a command of the command line, which starts without those of the others":
         (20, r"mpool\.cli\b"),
     "a capability, which the first request for another does without":
-        (19, r"mpool\.tasks\.(requests|running|text_to_text) "),
+        (18, r"mpool\.tasks\.(requests|running|text_to_text) "),
     "a file format, which models of other formats do without":
         (10, r"mpool\.(models|tokenizers)\."),
     "the functions of the module, which are methods of a pool that they create":
         (6, r"mpool\.(api\.stubs|model|pool) "),
     "the package, whose import is fast": (6, r"mpool(\.server|\.tokenizers|\.integrations\.ray\.pools)? "),
-    "chat templates and images, which most requests do without": (5, r"mpool\.(runtime|images)\."),
+    "chat templates and images, which most requests do without": (4, r"mpool\.(runtime|images)\."),
 }
 #: Modules that import by a computed name -> the only prefix allowed for it, their own package.
 DYNAMIC = {"mpool": ".", "mpool.models": ".", "mpool.cli.parser": ".", "mpool.integrations.ray": ".",
