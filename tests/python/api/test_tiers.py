@@ -34,7 +34,7 @@ LATE_IMPORTS = {
     "the functions of the module, which are methods of a pool that they create":
         (6, r"mpool\.(api\.stubs|model|pool) "),
     "the package, whose import is fast": (6, r"mpool(\.server|\.tokenizers|\.integrations\.ray\.pools)? "),
-    "chat templates and images, which most requests do without": (4, r"mpool\.(runtime|images)\."),
+    "chat templates and images, which most requests do without": (5, r"mpool\.(runtime|images)\."),
 }
 #: Modules that import by a computed name -> the only prefix allowed for it, their own package.
 DYNAMIC = {"mpool": ".", "mpool.models": ".", "mpool.cli.parser": ".", "mpool.integrations.ray": ".",
