@@ -156,3 +156,37 @@ def test_pixels_of_the_processor_are_replaced(tmp_path: Path) -> None:
         visionmodels.PROCESSORS["qwen3_vl"] = usual
     assert EOS not in ids and IMAGE in ids
     assert np.abs(found - state).max() <= TOLERANCE * max(1, np.abs(state).max())
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_original_files_of_published_repositories(tmp_path: Path, scores: bool) -> None:
+    """They have no modules: prompts, sizes and limits are those of the code that the authors publish, which renders with
+    Qwen3-VL's own template and puts images first."""
+    from mpool.conversation.template import ChatTemplate
+    from mpool.models.formats.hf_folder import describe_folder
+
+    folder = visionmodels.save(visionmodels.make("qwen3_vl", 1, 1), "qwen3_vl", tmp_path)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"w50"', '"yes"').replace('"w60"', '"no"'))
+    kind = "Reranker" if scores else "Embedding"
+    found = describe_folder(str(folder), key="k", ref="r", repository=f"Qwen/Qwen3-VL-{kind}-2B")
+    assert describe_folder(str(folder), key="k", ref="r").capability == "vision"
+    assert found.embedding is not None and found.vision is not None and found.chat_template is not None
+    assert found.embedding.score_tokens == ((50, 60) if scores else ())
+    assert found.vision.pixels == (4096, min(1800 * 1024, 16384 * 16))
+    assert found.embedding.max_tokens == 1023  # that of the small model is below the published limit
+    template, seen = ChatTemplate(found.chat_template), "<|vision_start|><|image_pad|><|vision_end|>"
+    both = [{"type": "text", "text": "T"}, {"type": "image"}]
+    begin, end = "<|im_start|>system\n", "<|im_end|>\n<|im_start|>assistant\n"
+    if not scores:
+        for system, said in (([], "Represent the user's input."), (
+                [{"role": "system", "content": [{"type": "text", "text": "S."}]}], "S.")):
+            assert template.render([*system, {"role": "user", "content": both}], add_generation_prompt=True) == \
+                f"{begin}{said}<|im_end|>\n<|im_start|>user\n{seen}T{end}"
+        return
+    shown = template.render([{"role": "query", "content": both[:1]}, {"role": "document", "content": both}],
+                            add_generation_prompt=True)
+    assert shown == (
+        f"{begin}Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note "
+        "that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a search query, "
+        f"retrieve relevant candidates that answer the query.<Query>:T\n<Document>:{seen}T{end}")
