@@ -160,8 +160,8 @@ def test_pixels_of_the_processor_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_original_files_of_published_repositories(tmp_path: Path, scores: bool) -> None:
-    """They have no modules: prompts, sizes and limits are those of the code that the authors publish, which renders with
-    Qwen3-VL's own template and puts images first."""
+    """They have no modules: prompts, sizes and limits are those of the code that the authors publish, which renders
+    with Qwen3-VL's own template and puts images first."""
     from mpool.conversation.template import ChatTemplate
     from mpool.models.formats.hf_folder import describe_folder
 
