@@ -546,13 +546,14 @@ def _chat_template(folder: Folder, config: Fields) -> str | None:
     return hf_parts.chat_template(folder, config)
 
 
-def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> ModelDescription:
+def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str, embeds: bool = False) -> ModelDescription:
     """Describe a transformers folder of a vision model (:func:`sees`).
 
     Args:
         folder: the model folder.
         config: its ``config.json``.
         key, ref: key and reference of the model, stored in the result.
+        embeds: True if the model is used without its output layer, which the files may then leave out.
 
     Returns:
         A description with the capability ``vision``.
@@ -581,7 +582,8 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     size |= _expert_layout(parts["text"], size)
     if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
         config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
-    _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, hf_quantised.Quantised(parts["text"]))
+    tied = read.tied or embeds and not any(name.startswith("lm_head.") for name in parts["text"])
+    _, tensors = hf_parts.weights(folder, row, size, tied, paths, hf_quantised.Quantised(parts["text"]))
     tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)
     settings, processor = model.read_settings(folder)
     tokenizer_config = folder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
