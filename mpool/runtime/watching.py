@@ -145,8 +145,8 @@ class Watcher:
         if not wait or key not in self._lines:
             try:
                 return submit()
-            except Overloaded:
-                if not wait:
+            except Overloaded as error:
+                if not wait or error.param:  # an option of the request names threads that are stuck
                     raise
         line = self._lines.setdefault(key, _Line())
         line.length += 1
@@ -162,6 +162,8 @@ class Watcher:
                         line.short = 0.0
                         return accepted
                     except Overloaded as error:
+                        if error.param:
+                            raise
                         if error._of_memory:
                             line.short += min(time.monotonic() - began, _COUNTED)
                             if patience is not None and line.short >= patience:
