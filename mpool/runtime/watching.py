@@ -78,7 +78,7 @@ class Watcher:
         self._tickets: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by identity
         self._followed: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by number
         self._lines: dict[str, _Line] = {}
-        self._room: set[asyncio.Future[None]] = set()
+        self._room: dict[asyncio.Future[None], None] = {}  # the first of each line, in the order of their last attempts
         loop.add_reader(self.notifier.fileno(), self._wake_waiters)
 
     def _wake_waiters(self) -> None:
@@ -186,13 +186,13 @@ class Watcher:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        self._room.add(future)
+        self._room[future] = None
         timer = loop.call_later(_RETRY, _wake, future)
         try:
             await future
         finally:
             timer.cancel()
-            self._room.discard(future)
+            del self._room[future]
 
     def _wake_line(self) -> None:
         for future in self._room:
