@@ -34,7 +34,7 @@ def full(pool: mpool.Pool, model: str) -> Iterator[None]:
                 while tokens:
                     try:
                         streams.append(pool.generate("a", model, stream=True, fail_fast=True, max_tokens=tokens,
-                                                     response_format={"type": "regex", "pattern": "[a-z]+"}, **options))
+                                                     response_format={"type": "regex", "regex": "[a-z]+"}, **options))
                     except (mpool.Overloaded, mpool.MemoryExhausted):
                         tokens //= 2
                     until(lambda: any(row.running for row in pool.ps()), 30, pool.ps)  # it got memory for its keys

@@ -68,11 +68,11 @@ def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> N
                               request_timeout=200)
     with serving(models, config) as server:
         with full(server.state.pool, "filler"):
-            waiting = [Raw(server, 120).request(path, json.dumps(body).encode()) for path, body in PROTOCOLS]
-            until(lambda: len(server.state.running) == len(waiting), 30, lambda: server.state.running)
             status, answer = ask(server, "/v1/completions", {
                 "model": "llama", "prompt": "a", "n": 64, "max_tokens": 16000, "logprobs": 20})
             assert (status, answer["error"]["code"]) == (503, "out_of_memory")  # it can never fit
+            waiting = [Raw(server, 120).request(path, json.dumps(body).encode()) for path, body in PROTOCOLS]
+            until(lambda: len(server.state.running) == len(waiting), 30, lambda: server.state.running)
         statuses = []
         for raw in waiting:
             with raw:
