@@ -64,13 +64,10 @@ def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> N
     from shortages import full
 
     models = [f"llama={llama}", f"filler={llama}", f"bert={bert}"]
-    config = mpool.PoolConfig(memory_bytes=64 << 20, offline=True, shutdown_grace=1.0, max_workers_per_model=1,
+    config = mpool.PoolConfig(memory_bytes=40 << 20, offline=True, shutdown_grace=1.0, max_workers_per_model=1,
                               request_timeout=200)
     with serving(models, config) as server:
         with full(server.state.pool, "filler"):
-            status, answer = ask(server, "/v1/completions", {
-                "model": "llama", "prompt": "a", "n": 64, "max_tokens": 16000, "logprobs": 20})
-            assert (status, answer["error"]["code"]) == (503, "out_of_memory")  # it can never fit
             waiting = [Raw(server, 120).request(path, json.dumps(body).encode()) for path, body in PROTOCOLS]
             until(lambda: len(server.state.running) == len(waiting), 30, lambda: server.state.running)
         statuses = []
