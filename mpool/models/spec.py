@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import Unsupported
+from .origins import Origins, strings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +79,7 @@ class ModelSpec:
         tokens: bytes of the tokens; None: the model generates no text.
         variant: first ``model_type`` of the row of the architecture table; empty: there is no row.
         inner: layers of a group, if the files store layers in groups, otherwise 1.
+        origins: file and key of hyper-parameters, for errors (:mod:`mpool.models.origins`).
     """
 
     architecture: str
@@ -87,6 +89,7 @@ class ModelSpec:
     tokens: TokenTable | None = None
     variant: str = ""
     inner: int = 1
+    origins: Origins = field(default_factory=dict, compare=False, repr=False)
 
     def with_adapters(self, adapters: Iterable[tuple[int, Adapter]]) -> ModelSpec:
         """Return the spec with further adapters, as ``csrc/models/nn/adapter.h`` describes them.
@@ -129,6 +132,8 @@ class ModelSpec:
             spec.add_file(path)
         for name, value in self.kv.items():
             spec.set(name, value)
+        for number, names in enumerate(strings(self.origins)):
+            spec.set(f"mpool.origins.{number}", names)
         for tensor in self.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         return spec
@@ -371,7 +376,8 @@ class VisionSettings:
         scheme: method of splitting an image into tiles. ``"one"``: one tile, the scaled image. ``"tiles"``: the scaled
             image, and the tiles of the image at one of the sizes of ``grid``. ``"split"``: tiles, each after a text
             that states its position, then the scaled image. ``"any"``: one tile that keeps the aspect ratio.
-            ``"pan"``: the scaled image, then crops of a long image.
+            ``"pan"``: the scaled image, then crops of a long image. ``"fit"``: one tile that keeps the aspect ratio, as
+            large as ``rows`` allows.
         image: preprocessing of a tile.
         image_token_id: id of the placeholder token for one embedding of an image; -1: the vocabulary has none.
         mark_token_id: id of the token that the chat template writes for an image; None: the placeholder token.
@@ -386,6 +392,8 @@ class VisionSettings:
             patches and not resized.
         crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
             an image is cropped; None: images are not cropped.
+        rows: for ``"fit"``: maximum number of embeddings of an image.
+        rows_allowed: values that a request may choose for ``rows``.
     """
 
     scheme: str
@@ -399,6 +407,8 @@ class VisionSettings:
     split: bool = False
     pixels: tuple[int, int] | None = None
     crops: tuple[int, int, float] | None = None
+    rows: int | None = None
+    rows_allowed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -538,7 +548,9 @@ class ModelDescription:
         if self.capability != "vision" or not isinstance(name, str):
             return self
         kv = {f"{name}.{key[len(old):]}" if key.startswith(old) else key: value for key, value in self.spec.kv.items()}
-        return replace(self, capability="text_to_text", spec=replace(self.spec, architecture=name, kv=kv))
+        tensors = tuple(tensor for tensor in self.spec.tensors if not tensor.name.startswith(("v.", "mm.")))
+        return replace(self, capability="text_to_text", vision=None,
+                       spec=replace(self.spec, architecture=name, kv=kv, tensors=tensors))
 
     @property
     def tokenizes(self) -> bool:

@@ -14,12 +14,13 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import badvalues
-from mpool.models import architectures
+from mpool.models import architectures, origins
 from mpool.models.families import llama, reading, table
 from mpool.models.fields import Fields
 from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_networks, image_processor, pipelines,
@@ -53,8 +54,11 @@ class Files:
 
 def _network(embeds: bool) -> Callable[[Any], Any]:
     def read(values: Any) -> Any:
-        row, found = hf_config.read_config(Fields.of(values, file=NAME), embeds)
-        return row.name, found, architectures.sizes(row, found.kv, file=NAME, token_types=found.token_types)
+        config = Fields.of(values, file=NAME)
+        row, found = hf_config.read_config(config, embeds)
+        return row.name, found, architectures.sizes(
+            row, found.kv, file=NAME, token_types=found.token_types,
+            own=lambda key: origins.key_in_config(Fields(values, file=NAME), key, row.name))
     return read
 
 
@@ -92,10 +96,11 @@ def _gguf(values: Any) -> Any:
     name = table.str("general.architecture")
     row = architectures.find(architectures.IN_GGUF, name, file=NAME, field="general.architecture")[0]
     kv = {row.name + key[len(name):]: value for key, value in values.items() if key.startswith(f"{name}.")}
-    gguf_model._merge_layer_sizes(kv, row, NAME)
+    gguf_model._merge_layer_sizes(kv, row, table, name)
     kv[f"{row.name}.vocab_size"] = gguf_model._vocabulary_rows(table, name, {"token_embd.weight": (9, 8)}, NAME)
     gguf_model._add_defaults(table, row, name, kv)
-    size = architectures.sizes(row, kv, file=NAME, token_types=0)
+    size = architectures.sizes(row, kv, file=NAME, token_types=0,
+                               own=lambda key: origins.key_in_gguf(key, row.name, name))
     tokens = gguf_model._tokens(table)
     if row.capability == "text_embedding":
         return kv, size, gguf_model._embedding(table, name, kv, size, [])
@@ -104,6 +109,8 @@ def _gguf(values: Any) -> Any:
 
 _SIZES = Transformer(flux=False, layers=1, singles=0, heads=1, head=64, channels=4, texts=1, pooled=1, guidance=False,
                      qk_norm=False, dual=(), positions=1)
+#: A language model without keys.
+_TEXT: Any = SimpleNamespace(spec=SimpleNamespace(architecture="gemma4", kv={}))
 #: First word of a name in the file -> reader.
 READERS: dict[str, Callable[[Any], Any]] = {
     "encoder": _network(True), "decoder": _network(False),
@@ -114,6 +121,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "processor": lambda values: image_processor.read(Files(values)),  # type: ignore[arg-type]
     "tiles": lambda values: image_processor.read_tiling(Files(values)),  # type: ignore[arg-type]
     "cropped": lambda values: image_processor.read_pan(Files(values)),  # type: ignore[arg-type]
+    "fitted": lambda values: image_processor.read_fitting(Files(values), False),  # type: ignore[arg-type]
     "resized": lambda values: image_processor.read_dynamic_size(Files(values)),  # type: ignore[arg-type]
     "scheduler": lambda values: pipelines._scheduler(Files(values)),  # type: ignore[arg-type]
     "clip": _part("clip", 0, "clip", "words", False), "projected": _part("clip", 1, "clip", "words", True),
@@ -124,7 +132,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "averaged": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "gemma3_vision"),
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
     "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl"),
-    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl")}
+    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl"),
+    "squares": lambda values: vision_gguf._gemma4_settings(Fields.of(values, file=NAME), "gemma4_vision", (), _TEXT),
+    "patches": lambda values: vision_gguf._gemma4_settings(Fields.of(values, file=NAME), "gemma4_unified_vision", (),
+                                                           _TEXT)}
 
 
 #: A new family changes the list of all names, but not the outcomes of the other families.
