@@ -286,8 +286,8 @@ class ShuttingDown(PoolError, RuntimeError):
 
 
 class MemoryExhausted(PoolError, MemoryError):
-    """There is not enough memory, and waiting would not help; the message states the required and the free bytes, or the
-    limit."""
+    """There is not enough memory, and waiting would not help; the message states the required bytes and the free bytes
+    or the limit."""
 
     code, name = 56, "MEMORY_EXHAUSTED"
 
