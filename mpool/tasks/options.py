@@ -75,8 +75,8 @@ class CallOptions:
         None, "scheduling policy that chooses the worker, see ``PoolConfig.policy``; None: the policy of the model's "
         "capability.")
     fail_fast: bool | None = _documented(
-        None, "True: raise Overloaded at once if the queue is full, with a hint when to retry, or if other requests hold "
-        "the memory that this one needs; False: wait until the queue has space and memory is free; None: use "
+        None, "True: raise Overloaded at once if the queue is full, with a hint when to retry, or if other requests "
+        "hold the memory that this one needs; False: wait until the queue has space and memory is free; None: use "
         "``PoolConfig.fail_fast``.")
 
     @typed

@@ -101,8 +101,8 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     fake_end(registry);
 }
 
-/* A request that does not wait is OVERLOADED if running requests hold the memory that it needs, as bytes of their own or
- * in the engine, and MEMORY_EXHAUSTED if what they will give back is not enough. */
+/* A request that does not wait is OVERLOADED if running requests hold the memory that it needs, as bytes of their own
+ * or in the engine, and MEMORY_EXHAUSTED if what they will give back is not enough. */
 MP_TEST(registry_memory_that_requests_hold_is_no_reason_to_fail) {
     enum { LIMIT = 1000000, MODEL = 200000, ASKED = 500000, HELD = 600000 };
     for (int i = 0; i < 4; i++) {
