@@ -103,10 +103,15 @@ def _text_of(config: Fields) -> Fields:
     values.pop("architectures", None)  # may name a class outside transformers, such as SmolVLM's VLlama3ForCausalLM
     values["tie_word_embeddings"] = section.bool("tie_word_embeddings", False) \
         or config.bool("tie_word_embeddings", False)
-    for name in ("eos_token_id", "bos_token_id"):
-        if values.get(name) is None and config.get(name) is not None:
-            values[name] = config.get(name)
+    _add_ends(values, section, config)
     return Fields(values, file=config.file, at=section.at)
+
+
+def _add_ends(values: dict[str, Any], text: Fields, config: Fields) -> None:
+    """Add the token ids that end and begin texts: those of the model's ``config.json``, if ``text_config`` has none."""
+    for name in ("eos_token_id", "bos_token_id"):
+        if text.get(name) is None and config.get(name) is not None:
+            values[name] = config.get(name)
 
 
 def _used_layers(config: Fields, layers: int) -> int:
@@ -389,9 +394,7 @@ def read_gemma(config: Fields) -> VisionModel:
     values = {**GEMMA_TEXT, **{name: value for name, value in own.values.items() if value is not None},
               "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
               "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
-    for name in ("eos_token_id", "bos_token_id"):
-        if own.get(name) is None and config.get(name) is not None:
-            values[name] = config.get(name)
+    _add_ends(values, own, config)
     text = Fields(values, file=config.file, at=own.at)
     width = text.int("hidden_size", low=1, high=MAX_WIDTH)
     check_neutral(config, {"text_config", "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index",
