@@ -54,6 +54,8 @@ typedef enum mp_vit_flag {          /* vision transformers */
                                      * stand in window order */
     MP_VIT_ALIGNED = 1 << 8,        /* axial networks also have learned positions, which are interpolated linearly such
                                      * that the corners of both grids coincide */
+    MP_VIT_LINEAR_SIZE = 1 << 9,    /* the interpolation is linear, not cubic; only with MP_VIT_SMOOTH_SIZE */
+    MP_VIT_STAGGERED = 1 << 10,     /* axial networks: the frequencies of columns lie between those of lines */
 } mp_vit_flag;
 
 typedef enum mp_diffusion_flag {

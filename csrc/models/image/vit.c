@@ -154,10 +154,17 @@ static void step_on(mp_vit_cursor *at, int64_t done, int64_t all) {
 
 /* ---- from pixels to rows ----------------------------------------------------------------------------------------- */
 
-/* Write a patch in the layout of the convolution's weights: channels, frames, lines, columns. */
+/* Write a patch in the layout of the convolution's weights: channels, frames, lines, columns; or frames, lines,
+ * columns, channels. */
 static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, int x, float *out) {
     const int p = model->patch;
-    for (int c = 0; c < MP_IMAGE_CHANNELS; c++)
+    for (int i = 0; model->channels_last && i < p * model->frames; i++) {
+        const uint8_t *line =
+            image->pixels + (((int64_t)y * p + i % p) * image->width + (int64_t)x * p) * MP_IMAGE_CHANNELS;
+        for (int k = 0; k < p * MP_IMAGE_CHANNELS; k++)
+            *out++ = model->pixel[k % MP_IMAGE_CHANNELS][line[k]];
+    }
+    for (int c = 0; !model->channels_last && c < MP_IMAGE_CHANNELS; c++)
         for (int i = 0; i < p * model->frames; i++) {
             const uint8_t *line =
                 image->pixels + (((int64_t)y * p + i % p) * image->width + (int64_t)x * p) * MP_IMAGE_CHANNELS + c;
@@ -259,7 +266,7 @@ static mp_transformer_rows rows_of(const work *w, int64_t row0, int64_t row1) {
 
 /* Rotate queries and keys of axial networks, by line and column. */
 static void rotate(const work *w, int64_t row0, int64_t row1) {
-    const mp_rope rope = {.dim = w->model->head_dim, .neox = true};
+    const mp_rope rope = {.dim = w->model->head_dim, .neox = w->model->neox};
     const mp_norm none = {0};
     const mp_vit *model = w->model;
     int64_t first, end;
