@@ -246,7 +246,7 @@ def other_keys(check: str, key: str) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for value in VALUES:
         config = Fields.of({key: value}, file=NAME)
-        more = [image_processor._NEUTRAL] if check == "check_keys" else []
+        more = [image_processor.NEUTRAL] if check == "check_keys" else []
         text, _ = badvalues.outcome(lambda given: getattr(_CHECKS[check], check)(given, set(), *more), config)
         found.setdefault(badvalues.short(text.partition("; known: ")[0], f"{NAME}: {key}", value), []).append(value)
     return found
@@ -254,7 +254,7 @@ def other_keys(check: str, key: str) -> dict[str, list[Any]]:
 
 #: Check -> keys that have a row in its table.
 _TABLES = {"check_neutral": [*sorted(reading._SKIPPED), *sorted(reading._NEUTRAL), "unknown"],
-           "check_keys": [*sorted(image_processor._NEUTRAL), "unknown"],
+           "check_keys": [*sorted(image_processor.NEUTRAL), "unknown"],
            "_check_keys": [*sorted(pipelines._NEUTRAL), "unknown"]}
 
 
