@@ -1,13 +1,19 @@
 """Tiny vision language models, created and saved by transformers, and their reference inputs."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from PIL import Image
+
 from imagemodels import image as image
+from mpool.images import tiling
+from mpool.models import ImageSettings
+from mpool.models.spec import VisionSettings
 from paritymodels import torch, transformers
 
 VOCAB, IMAGE, EOS = 160, 159, 2
@@ -37,6 +43,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"config": "Gemma3Config", "model": "Gemma3ForConditionalGeneration", "encoder": "siglip_vision_model",
                "text": "gemma3_text", "vision": {"image_size": 48, "layer_norm_eps": 1e-3},
                "more": {"mm_tokens_per_image": 9, "boi_token_index": 158, "eoi_token_index": 157}},
+    # the table of positions is smaller than some images, and larger than others in one direction
+    "lfm2_vl": {"config": "Lfm2VlConfig", "model": "Lfm2VlForConditionalGeneration", "encoder": "siglip2_vision_model",
+                "text": "lfm2", "more": {"downsample_factor": 2, "projector_hidden_size": 56},
+                "vision": {"num_patches": 25, "layer_norm_eps": 1e-3}},
+    "pixtral": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "encoder": "pixtral",
+                "text": "mistral", "vision": {"image_size": 96, "hidden_act": "silu"},
+                "more": {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}},
+    "mistral3": {"config": "Mistral3Config", "model": "Mistral3ForConditionalGeneration", "encoder": "pixtral",
+                 "text": "ministral3", "vision": {"image_size": 96}, "more": {"tie_word_embeddings": False}},
+    "internvl": {"config": "InternVLConfig", "model": "InternVLForConditionalGeneration", "encoder": "internvl_vision",
+                 "text": "qwen2", "more": {"tie_word_embeddings": False},
+                 "vision": {"image_size": 48, "attention_bias": True, "layer_norm_eps": 1e-3}},
     "qwen2_vl": {"config": "Qwen2VLConfig", "model": "Qwen2VLForConditionalGeneration"},
     "qwen2_5_vl": {"config": "Qwen2_5_VLConfig", "model": "Qwen2_5_VLForConditionalGeneration"},
     "qwen3_vl": {"config": "Qwen3VLConfig", "model": "Qwen3VLForConditionalGeneration"},
@@ -48,6 +66,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
                                 "shared_expert_intermediate_size": 24}},
 }
 QWEN = tuple(name for name in FAMILIES if name.startswith("qwen"))
+#: Tokens of the prompt that stand beside images.
+MARKS = {"gemma3": ["<start_of_image>", "<end_of_image>"], **dict.fromkeys(("pixtral", "mistral3"), ["[IMG_BREAK]",
+                                                                                                  "[IMG_END]"]),
+         "internvl": ["<img>", "</img>"],
+         "lfm2_vl": ["<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+                     *(f"<|img_row_{y}_col_{x}|>" for y in (1, 2, 3, 4) for x in (1, 2, 3, 4))],
+         **dict.fromkeys(("smolvlm", "idefics3"), ["<fake_token_around_image>", "<global-img>",
+                                                   *(f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3))])}
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
             "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
             "selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
@@ -72,6 +98,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 48, "width": 48},
                "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3,
                "pan_and_scan_min_ratio_to_activate": 1.5},
+    "lfm2_vl": {"image_processor_type": "Lfm2VlImageProcessor", "tile_size": 32, "min_tiles": 2, "max_tiles": 4,
+                "min_image_tokens": 4, "max_image_tokens": 8, "encoder_patch_size": 8, "resample": 2},
+    **dict.fromkeys(("pixtral", "mistral3"), {"image_processor_type": "PixtralImageProcessor", "resample": 3,
+                                              "size": {"longest_edge": 96}, "patch_size": {"height": 8, "width": 8}}),
+    "internvl": {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 48, "width": 48}, "resample": 3,
+                 "max_patches": 4},
     **dict.fromkeys(QWEN, {"image_processor_type": "Qwen2VLImageProcessor", "resample": 3, "patch_size": 4,
                            "merge_size": 2, "temporal_patch_size": 2,
                            "size": {"shortest_edge": 400, "longest_edge": 6000}}),
@@ -87,6 +119,11 @@ def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> 
     text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
     if row["text"] == "mistral":
         text["sliding_window"] = 100
+    if family == "lfm2_vl":
+        del vision["image_size"]
+        text |= {"norm_eps": text.pop("rms_norm_eps"), "layer_types": ["conv", "full_attention"][-layers:]}
+    if family == "mistral3":
+        text["head_dim"] = 20
     if family == "gemma3":
         text |= {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 6,
                  "layer_types": ["sliding_attention", "full_attention"][-layers:]}
@@ -171,12 +208,7 @@ def save(model: Any, family: str, folder: Path) -> Path:
     if family == "qwen3_vl_moe":
         transpose_experts(folder)
     special = {"<unk>": 0, "<s>": 1, "</s>": EOS, "<image>": IMAGE}
-    if family == "gemma3":
-        special |= {"<start_of_image>": IMAGE - 1, "<end_of_image>": IMAGE - 2}
-    if family in ("smolvlm", "idefics3"):
-        names = ["<fake_token_around_image>", "<global-img>",
-                 *(f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3))]
-        special |= {name: IMAGE - 1 - at for at, name in enumerate(names)}
+    special |= {name: IMAGE - 1 - at for at, name in enumerate(MARKS.get(family, ()))}
     words = {f"w{i}": i for i in range(VOCAB) if i not in special.values()} | special | {"user": 3, "assistant": 4,
                                                                                         ":": 5, "system": 6}
     words = {word: i for word, i in words.items() if word not in ("w3", "w4", "w5", "w6")}
@@ -194,8 +226,10 @@ def save(model: Any, family: str, folder: Path) -> Path:
 
 
 def processor(family: str, **more: Any) -> Any:
-    """Return the transformers processor of a family, in its Pillow version if there is one."""
-    config = {**PROCESSORS[family], **more}
+    """Return the transformers processor of a family, in its Pillow version if there is one, with the options that the
+    processor of the model passes."""
+    own: dict[str, Any] = {"mistral3": {"patch_size": 16}, "internvl": {"crop_to_patches": True}}.get(family, {})
+    config = {**PROCESSORS[family], **own, **more}
     name = config.pop("image_processor_type")
     return (getattr(transformers, f"{name}Pil", None) or getattr(transformers, name))(**config)
 
@@ -205,8 +239,46 @@ def processed(family: str, pixels: np.ndarray, **more: Any) -> Any:
     return processor(family, **more)(pixels, return_tensors="pt", input_data_format="channels_last")
 
 
+def _lfm2(pixels: np.ndarray) -> tiling.TiledImage:
+    """Return the tiles of an image and its marks as mpool makes them for the processor above."""
+    size = ImageSettings(48, 64, ("exact", 32, 32), 2, None, 8, 40, True)
+    return tiling.tile_image(Image.fromarray(pixels), VisionSettings(
+        "marked", size, IMAGE, merge=2, pixels=(4 * 256, 8 * 256), tiles=(2, 4), excess=2.0), "image")
+
+
+def _lfm2_tiles(pixels: np.ndarray) -> list[np.ndarray]:
+    """Return the tiles of an image as torch's resize makes them, which torchvision calls."""
+    def resized(height: int, width: int) -> np.ndarray:
+        done = torch.nn.functional.interpolate(torch.from_numpy(pixels).permute(2, 0, 1)[None], (height, width),
+                                               mode="bilinear", antialias=True)
+        return done[0].permute(1, 2, 0).numpy()
+
+    found = _lfm2(pixels)
+    marks = re.findall(r"img_row_(\d+)_col_(\d+)", found.text(""))
+    whole = [resized(*found.tiles[-1].shape[:2])]
+    if not marks:
+        return whole
+    down, across = map(int, marks[-1])
+    grid = resized(32 * down, 32 * across)
+    return [grid[y:y + 32, x:x + 32] for y in range(0, 32 * down, 32) for x in range(0, 32 * across, 32)] + whole
+
+
+def _lfm2_inputs(images: list[np.ndarray]) -> dict[str, Any]:
+    """Return the patches of all tiles, padded, with channels last."""
+    parts = [tile for pixels in images for tile in _lfm2(pixels).tiles]
+    shapes = [(tile.shape[0] // 8, tile.shape[1] // 8) for tile in parts]
+    values, mask = (torch.zeros(len(parts), max(h * w for h, w in shapes), *more) for more in ((192,), ()))
+    for i, (tile, (high, wide)) in enumerate(zip(parts, shapes)):
+        patches = (torch.from_numpy(np.ascontiguousarray(tile)).float() / 255 - 0.5) / 0.5
+        values[i, :high * wide] = patches.reshape(high, 8, wide, 8, 3).transpose(1, 2).reshape(high * wide, 192)
+        mask[i, :high * wide] = 1
+    return {"pixel_values": values, "spatial_shapes": torch.tensor(shapes), "pixel_attention_mask": mask.int()}
+
+
 def tiles(family: str, pixels: np.ndarray) -> list[np.ndarray]:
     """Return the tiles of an image before normalisation, ``[height, width, 3]`` from 0 to 255 each."""
+    if family == "lfm2_vl":  # the class requires torchvision, which resizes with torch; test_tiling.py has its results
+        return _lfm2_tiles(pixels)
     done = processed(family, pixels, do_rescale=False, do_normalize=False)
     values = done["pixel_values"].numpy()
     if family in QWEN:  # patches of two equal frames; the patches of a merged group are adjacent
@@ -220,11 +292,20 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
     """Return the arguments of the transformers model for ids (with placeholders expanded) and images."""
     family = model.mpool_family
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+    if family == "lfm2_vl":
+        return {**found, **_lfm2_inputs(images)}
     made = [processed(family, pixels) for pixels in images]
     if family in QWEN:
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
                 "image_grid_thw": torch.cat([one["image_grid_thw"] for one in made]),
                 "mm_token_type_ids": (found["input_ids"] == IMAGE).int()}
+    if family in ("pixtral", "mistral3"):  # a batch has the size of its largest image
+        found["image_sizes"] = torch.cat([one["image_sizes"] for one in made])
+        high, wide = found["image_sizes"].max(0).values.tolist()
+        for one in made:
+            given = one["pixel_values"]
+            one["pixel_values"] = torch.nn.functional.pad(given, (0, wide - given.shape[-1], 0,
+                                                                  high - given.shape[-2]))
     found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
     if family == "gemma3":
         found["token_type_ids"] = (found["input_ids"] == IMAGE).int()
