@@ -16,7 +16,7 @@ static void free_images(mp_text_images *images) {
     mp_free(images->runs);
 }
 
-/* Check that runs are in order within the prompt, and that together they use each tile once. */
+/* Check that runs are in order within the prompt, and that together they use all tiles. */
 static mp_status check_images(const mp_text_image_args *args, int32_t n_prompt, mp_error *error) {
     const size_t tiles_given = (size_t)args->n_tiles, runs = (size_t)args->n_runs;
     MP_TRY(mp_check_range("the number of tiles", args->n_tiles, 0, MP_TEXT_MAX_TILES, error));

@@ -19,6 +19,8 @@ from visiongguf import decoder, ollama, projector
 from visionparity import greedy_reference, random_images, reference, relative, request
 
 UNKNOWN = 0
+#: Families whose files contain the preprocessing of images.
+OWN_PREPROCESSING = ("llava_next", *visionmodels.QWEN, "smolvlm", "pixtral", "mistral3", "internvl")
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -51,7 +53,7 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
                                            **{**SAMPLING, "prompt_logits": True, "max_tokens": 8})
         ticket.wait()
         ticket.check()
-        if family in ("llava_next", *visionmodels.QWEN, "smolvlm", "pixtral", "mistral3", "internvl"):  # these files contain their preprocessing
+        if family in OWN_PREPROCESSING:
             pair_made = vision_request(pool, images, visionmodels.text(3, 20), pool.register(
                 "named", str(pair), chat_template=TEMPLATE), {})
             for one, other in zip(pair_made.images.arrays()[:3], made.images.arrays()[:3]):
