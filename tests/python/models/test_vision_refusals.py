@@ -142,7 +142,8 @@ TILED: dict[str, Any] = {"image_processor_type": "LlavaNextImageProcessor", "siz
            ({"downsample_factor": 3}, "2, as in config.json"),
            ({"tile_size": 24}, "a multiple of 16, the side of 2 x 2 patches, of at most 16,384 patches"),
            ({"tile_size": 2048}, "a multiple of 16, the side of 2 x 2 patches, of at most 16,384 patches"),
-           ({"max_image_tokens": 4097}, "an integer from 1 to 4096"), ({"min_image_tokens": 257}, "an integer from 1 to"),
+           ({"max_image_tokens": 4097}, "an integer from 1 to 4096"),
+           ({"min_image_tokens": 257}, "an integer from 1 to 256"),
            ({"max_tiles": 65}, "an integer from 1 to 64"), ({"min_tiles": 11}, "an integer from 1 to 10"),
            ({"max_pixels_tolerance": 0.0}, "a finite number above 0"))),
     *(("mistral3", {}, {"patch_size": 8, **changed}, image_processor.NAME, field, got, allowed)
