@@ -51,7 +51,8 @@ static void make_taps(const mp_vit *model, int to, int at, taps *taps) {
         }
         return;
     }
-    float wide = scale > 1 ? scale : 1, support = (model->linear ? 1 : 2) * wide, centre = scale * ((float)at + 0.5f), sum = 0;
+    float wide = scale > 1 ? scale : 1, support = model->linear ? wide : 2 * wide;
+    float centre = scale * ((float)at + 0.5f), sum = 0;
     int first = (int)(centre - support + 0.5f), end = (int)(centre + support + 0.5f);
     first = first > 0 ? first : 0;
     end = end < from ? end : from;

@@ -117,7 +117,8 @@ uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute co
 /* ---- positions (image/positions.c) ------------------------------------------------------------------------------- */
 
 /* Add to x [hidden] the position of patch (y, x0) in a grid of down * across, interpolated from the model's grid as
- * torch's bicubic does, or its bilinear if the model is `aligned` or `linear`. scratch: mp_vit_position_scratch floats. */
+ * torch's bicubic does, or its bilinear if the model is `aligned` or `linear`. scratch: mp_vit_position_scratch
+ * floats. */
 void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int32_t y, int32_t x0, float *scratch,
                          float *x);
 size_t mp_vit_position_scratch(const mp_vit *model);
