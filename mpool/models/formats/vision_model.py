@@ -1,4 +1,4 @@
-"""What the readers of vision models share: their result, the decoder's configuration, keys that many families have."""
+"""Parts that the readers of all vision models share: their result, the decoder's configuration, common keys."""
 
 from __future__ import annotations
 

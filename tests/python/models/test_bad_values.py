@@ -22,8 +22,8 @@ import badvalues
 from mpool.models import architectures
 from mpool.models.families import llama, reading, table
 from mpool.models.fields import Fields
-from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_networks, image_processor, pipelines,
-                                  vision_folder, vision_gguf)
+from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_networks, image_processor, internvl,
+                                  lfm2_vl, pipelines, pixtral, vision_folder, vision_gguf)
 from mpool.models.formats.pipeline_tensors import Transformer
 
 #: The rows of Llama are those of most decoders, so they come first.
@@ -102,6 +102,13 @@ def _gguf(values: Any) -> Any:
     return kv, size, gguf_model._generation(table, tokens, size), gguf_model._license(table)
 
 
+def _settings(family: Any, any_size: bool) -> Callable[[Any], Any]:
+    """Return a reader of the image processor of a family with an image encoder of its own."""
+    encoder = image_networks.NetworkSpec(family.ARCHITECTURE, {}, hidden_size=48, patch_size=16, image_size=448,
+                                         any_size=any_size)
+    return lambda values: family._read_settings(Files(values), encoder, 64, 2, 5)
+
+
 _SIZES = Transformer(flux=False, layers=1, singles=0, heads=1, head=64, channels=4, texts=1, pooled=1, guidance=False,
                      qk_norm=False, dual=(), positions=1)
 #: First word of a name in the file -> reader.
@@ -124,7 +131,11 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "averaged": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "gemma3_vision"),
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
     "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl"),
-    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl")}
+    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl"),
+    "marked": _settings(lfm2_vl, True), "lines": _settings(pixtral, True), "grid": _settings(internvl, False),
+    "marks": lambda values: vision_gguf._more_settings(Fields.of(values, file=NAME), "lfm2_vl"),
+    "breaks": lambda values: vision_gguf._more_settings(Fields.of(values, file=NAME), "pixtral"),
+    "tiled": lambda values: vision_gguf._more_settings(Fields.of(values, file=NAME), "internvl")}
 
 
 #: A new family changes the list of all names, but not the outcomes of the other families.

@@ -158,6 +158,18 @@ VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
         "text_config/architectures": ["VLlama3ForCausalLM"], "text_config/use_resampler": False,
         "text_config/perceiver_config": {"model_type": "vllama3"}, "vision_config/size": {"longest_edge": 2048},
         "vision_config/max_image_size": {"longest_edge": 32}, "vision_config/use_base_siglip": True}),
+    "LFM2-VL-450M": ("lfm2_vl", "config.json", {
+        "do_image_splitting": True, "encoder_patch_size": 16, "max_image_tokens": 256, "max_num_patches": 1024,
+        "max_pixels_tolerance": 2.0, "max_tiles": 10, "tile_size": 512, "use_image_special_tokens": True,
+        "use_thumbnail": True, "vision_feature_layer": -1, "vision_config/vision_use_head": False}),
+    "LFM2.5-VL-1.6B": ("lfm2_vl", "preprocessor_config.json", {
+        "image_processor_type": "Lfm2VlImageProcessorFast", "max_num_patches": 1024, "return_row_col_info": True,
+        "size": {"height": 512, "width": 512}, "do_pad": True, "data_format": "channels_first", "crop_size": None}),
+    "Ministral-3-3B": ("mistral3", "preprocessor_config.json", {
+        "image_processor_type": "PixtralImageProcessorFast", "data_format": "channels_first", "patch_size": 8}),
+    "InternVL3-1B-hf": ("internvl", "preprocessor_config.json", {
+        "image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": False, "crop_size": None,
+        "do_center_crop": None, "default_to_square": True, "device": None, "processor_class": "InternVLProcessor"}),
     "llava-v1.6-mistral-7b": ("llava_next", "preprocessor_config.json", {"aspect_ratio_setting": "anyres"}),
 }
 
