@@ -203,12 +203,10 @@ static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, con
         memcpy(x, model->register_tokens + (int64_t)(n - model->classes) * hidden, bytes);
     } else {
         memcpy(x, patches + (int64_t)(image->patch + n - before) * hidden, bytes);
-        if (!model->positions)
-            return;
         const int patch = image->order ? image->order[n - before] : n - before;
         if (image->positions)
             call->add(image->positions + (int64_t)patch * hidden, hidden, x);
-        else
+        else if (model->positions)
             mp_vit_add_position(model, image->down, image->across, patch / image->across, patch % image->across,
                                 scratch, x);
     }

@@ -269,7 +269,7 @@ def _lfm2_inputs(images: list[np.ndarray]) -> dict[str, Any]:
     shapes = [(tile.shape[0] // 8, tile.shape[1] // 8) for tile in parts]
     values, mask = (torch.zeros(len(parts), max(h * w for h, w in shapes), *more) for more in ((192,), ()))
     for i, (tile, (high, wide)) in enumerate(zip(parts, shapes)):
-        patches = (torch.from_numpy(np.ascontiguousarray(tile)).float() / 255 - 0.5) / 0.5
+        patches = (torch.from_numpy(tile.astype(np.float32)) / 255 - 0.5) / 0.5
         values[i, :high * wide] = patches.reshape(high, 8, wide, 8, 3).transpose(1, 2).reshape(high * wide, 192)
         mask[i, :high * wide] = 1
     return {"pixel_values": values, "spatial_shapes": torch.tensor(shapes), "pixel_attention_mask": mask.int()}
