@@ -156,7 +156,7 @@ static inline void add_encoder_of_any_size(tiny_file *file, axial_form form) {
 
 static inline void add_axial(tiny_file *file) { add_encoder_of_any_size(file, WINDOWED); }
 static inline void add_deep(tiny_file *file) { add_encoder_of_any_size(file, DEEP); }
-static inline void add_merging(tiny_file *file) { add_encoder_of_any_size(file, MERGING); }
+static inline void add_joining(tiny_file *file) { add_encoder_of_any_size(file, MERGING); }
 
 /* Prompts around images, by item number; `turned` prompts have their image's rows in reverse, then the newline row. */
 static const struct {
@@ -235,6 +235,6 @@ static const tiny_kind spans_kind = {.arch = "llava", .window = 9, .more = add_s
 static const tiny_kind windowed_spans_kind = {.arch = "llava", .window = 9, .more = add_windowed_spans};
 static const tiny_kind axial_kind = {.arch = "qwen2_5_vl", .more = add_axial};
 static const tiny_kind deep_kind = {.arch = "qwen3_vl", .more = add_deep};
-static const tiny_kind merging_kind = {.arch = "pixtral", .more = add_merging};
+static const tiny_kind merging_kind = {.arch = "pixtral", .more = add_joining};
 
 #endif

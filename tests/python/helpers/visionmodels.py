@@ -121,7 +121,8 @@ def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> 
         text["sliding_window"] = 100
     if family == "lfm2_vl":
         del vision["image_size"]
-        text |= {"norm_eps": text.pop("rms_norm_eps"), "layer_types": ["conv", "full_attention"][-layers:]}
+        text |= {"norm_eps": text.pop("rms_norm_eps"), "block_auto_adjust_ff_dim": False,
+                 "layer_types": ["conv", "full_attention"][-layers:]}
     if family == "mistral3":
         text["head_dim"] = 20
     if family == "gemma3":
