@@ -138,10 +138,12 @@ TILED: dict[str, Any] = {"image_processor_type": "LlavaNextImageProcessor", "siz
            ({"pan_and_scan_max_num_crops": 65}, "an integer from 1 to 64"),
            ({"pan_and_scan_min_ratio_to_activate": 0.0}, "a finite number above 0"))),
     *(("lfm2_vl", {}, {"encoder_patch_size": 8, **changed}, image_processor.NAME, next(iter(changed)),
-       str(next(iter(changed.values()))), allowed) for changed, allowed in (
+       next(iter(changed.values())), allowed) for changed, allowed in (
            ({"downsample_factor": 3}, "2, as in config.json"),
            ({"tile_size": 24}, "a multiple of 16, the side of 2 x 2 patches, of at most 16,384 patches"),
-           ({"tile_size": 2048}, "a multiple of 16, the side of 2 x 2 patches, of at most 16,384 patches"),
+           ({"tile_size": 2048}, "a multiple of 16, the side of 2 x 2 patches, of at most 16,384 patches"))),
+    *(("lfm2_vl", {}, {"encoder_patch_size": 8, **changed}, image_processor.NAME, next(iter(changed)),
+       str(next(iter(changed.values()))), allowed) for changed, allowed in (
            ({"max_image_tokens": 4097}, "an integer from 1 to 4096"),
            ({"min_image_tokens": 257}, "an integer from 1 to 256"),
            ({"max_tiles": 65}, "an integer from 1 to 64"), ({"min_tiles": 11}, "an integer from 1 to 10"),
