@@ -11,7 +11,7 @@ from ..files import Folder
 from ..spec import ImageSettings, Value, VisionSettings
 from . import image_processor
 from .image_networks import NetworkSpec, layer_count, read_common
-from .vision_model import MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token, used_layers
+from .vision_model import MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token, text_of, used_layers
 
 ARCHITECTURE = "internvl"
 #: Defaults of transformers' configuration classes for keys that ``text_config`` leaves out, by ``model_type``.
@@ -24,17 +24,6 @@ _TEXT: dict[str, dict[str, Any]] = {
               "num_attention_heads": 32, "max_position_embeddings": 2048}}
 #: Least and largest number of tiles of an image.
 TILES = (1, 12)
-
-
-def _read_text(config: Fields) -> Fields:
-    own = config.section("text_config")
-    kind = own.str("model_type", "qwen2")
-    if kind not in _TEXT:
-        own.fail("model_type", describe(kind), ", ".join(_TEXT))
-    values = {**_TEXT[kind], **{name: value for name, value in own.values.items() if value is not None},
-              "model_type": kind, "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
-    values.pop("architectures", None)
-    return Fields(values, file=config.file, at=own.at)
 
 
 def _read_encoder(vision: Fields, layers: Fields) -> NetworkSpec:
@@ -76,7 +65,7 @@ def _read_encoder(vision: Fields, layers: Fields) -> NetworkSpec:
 
 def read(config: Fields) -> VisionModel:
     """Read a ``config.json`` of InternVL."""
-    text, encoder = _read_text(config), _read_encoder(config.section("vision_config"), config)
+    text, encoder = text_of(config, _TEXT, True), _read_encoder(config.section("vision_config"), config)
     ratio = config.number("downsample_ratio", 0.5, above=0.0, most=1.0)
     merge, grid = round(1 / ratio), encoder.image_size // encoder.patch_size
     if merge > 16 or merge * ratio != 1 or grid % merge:

@@ -7,38 +7,21 @@ from math import isqrt
 from typing import Any
 
 from ..families.reading import MAX_WIDTH, activation, check_neutral, unsupported
-from ..fields import Fields, describe
+from ..fields import Fields
 from ..files import Folder
 from ..spec import ImageSettings, Value, VisionSettings
 from . import image_processor
 from .image_networks import NetworkSpec, add_layer, layer_count, read_common
-from .vision_model import MAX_PATCHES, MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token
+from .vision_model import MAX_PATCHES, MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token, text_of
 
 ARCHITECTURE = "lfm2_vl"
-#: Defaults of transformers' configuration classes for keys that ``text_config`` leaves out, by ``model_type``.
+#: Defaults of transformers' configuration class for keys that ``text_config`` leaves out.
 _TEXT: dict[str, dict[str, Any]] = {
     "lfm2": {"vocab_size": 65536, "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 32,
-             "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128000},
-    "lfm2_moe": {"vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 32,
-                 "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128000}}
+             "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128000}}
 #: Least and largest number of tiles; least and largest number of embeddings of an image; how many times the largest
 #: number an image must exceed to be cut into tiles; side of a tile in pixels.
 TILES, TOKENS, EXCESS, SIDE = (2, 10), (64, 256), 2.0, 512
-
-
-def _read_text(config: Fields) -> Fields:
-    own = config.section("text_config")
-    kind = own.str("model_type", "lfm2")
-    if kind not in _TEXT:
-        own.fail("model_type", describe(kind), ", ".join(_TEXT))
-    values = {**_TEXT[kind], **{name: value for name, value in own.values.items() if value is not None},
-              "model_type": kind,
-              "tie_word_embeddings": config.bool("tie_word_embeddings", config.bool("tie_embedding", True))}
-    values.pop("architectures", None)
-    for name in ("eos_token_id", "bos_token_id"):
-        if own.get(name) is None and config.get(name) is not None:
-            values[name] = config.get(name)
-    return Fields(values, file=config.file, at=own.at)
 
 
 def _read_encoder(vision: Fields) -> NetworkSpec:
@@ -71,7 +54,8 @@ def _read_encoder(vision: Fields) -> NetworkSpec:
 
 def read(config: Fields) -> VisionModel:
     """Read a ``config.json`` of LFM2-VL."""
-    text, encoder = _read_text(config), _read_encoder(config.section("vision_config"))
+    text = text_of(config, _TEXT, config.bool("tie_embedding", True))
+    encoder = _read_encoder(config.section("vision_config"))
     if config.get("vision_feature_layer") not in (None, -1):
         unsupported(config, "vision_feature_layer", -1)
     merge = config.int("downsample_factor", 2, low=1, high=16)

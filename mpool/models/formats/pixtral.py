@@ -20,19 +20,6 @@ ARCHITECTURE = "pixtral"
 _EPSILON = 1e-5
 
 
-def _read_text(config: Fields) -> Fields:
-    own = config.section("text_config")
-    kind = own.str("model_type", "ministral3")
-    if kind not in TEXT_DEFAULTS:
-        own.fail("model_type", describe(kind), " or ".join(TEXT_DEFAULTS))
-    values = {**TEXT_DEFAULTS[kind], **{name: value for name, value in own.values.items() if value is not None},
-              "model_type": kind, "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
-    values.pop("architectures", None)
-    if own.number("rms_norm_eps", TEXT_DEFAULTS[kind].get("rms_norm_eps", _EPSILON)) != _EPSILON:
-        unsupported(own, "rms_norm_eps", f"{_EPSILON:g}, which the norm of the projector shares")
-    return Fields(values, file=config.file, at=own.at)
-
-
 def _rope_base(vision: Fields) -> float:
     rope = vision.section("rope_parameters", None)
     if rope is None:
@@ -96,7 +83,9 @@ def _read_encoder(vision: Fields, layers: Fields, default: int, merge: int) -> N
 def read(config: Fields) -> VisionModel:
     """Read a ``config.json`` of Mistral 3, or of LLaVA's class with Pixtral's image encoder, as Pixtral 12B has it."""
     merges = config.str("model_type") == "mistral3"
-    text = _read_text(config) if merges else text_of(config)
+    text = text_of(config, TEXT_DEFAULTS, True) if merges else text_of(config)
+    if merges and text.number("rms_norm_eps", _EPSILON) != _EPSILON:
+        unsupported(text, "rms_norm_eps", f"{_EPSILON:g}, which the norm of the projector shares")
     merge = config.int("spatial_merge_size", 2, low=1, high=16) if merges else 1
     encoder = _read_encoder(config.section("vision_config"), config, -1 if merges else -2, merge)
     if not merges and config.str("vision_feature_select_strategy", "default") != "full":

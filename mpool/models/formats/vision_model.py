@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,20 +50,25 @@ class VisionModel:
     read_settings: Callable[[Folder], tuple[VisionSettings, dict[str, Value]]]
 
 
-def text_of(config: Fields) -> Fields:
+def text_of(config: Fields, defaults: Mapping[str, dict[str, Any]] = _TEXT_DEFAULTS,
+            tied: bool | None = None) -> Fields:
     """Return the decoder's configuration with defaults filled in.
 
     Args:
         config: the model's ``config.json``. Its token ids apply where ``text_config`` has none.
+        defaults: defaults of the class of each ``model_type``, from that of a ``text_config`` that states none.
+        tied: default of ``tie_word_embeddings``, a key of the whole model; None: also a key of ``text_config``, and
+            False by default.
     """
     section = config.section("text_config")
-    kind = section.str("model_type", "llama")
-    if kind not in _TEXT_DEFAULTS:
-        section.fail("model_type", describe(kind), ", ".join(sorted(_TEXT_DEFAULTS)))
-    values = {**_TEXT_DEFAULTS[kind], "model_type": kind, **section.values}
+    kind = section.str("model_type", next(iter(defaults)))
+    if kind not in defaults:
+        section.fail("model_type", describe(kind), ", ".join(sorted(defaults)))
+    values = {**defaults[kind], "model_type": kind,
+              **{name: value for name, value in section.values.items() if value is not None}}
     values.pop("architectures", None)  # may name a class outside transformers, such as SmolVLM's VLlama3ForCausalLM
-    values["tie_word_embeddings"] = section.bool("tie_word_embeddings", False) \
-        or config.bool("tie_word_embeddings", False)
+    values["tie_word_embeddings"] = config.bool("tie_word_embeddings", bool(tied)) \
+        or tied is None and section.bool("tie_word_embeddings", False)
     for name in ("eos_token_id", "bos_token_id"):
         if values.get(name) is None and config.get(name) is not None:
             values[name] = config.get(name)
