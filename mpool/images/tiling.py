@@ -301,19 +301,15 @@ def _resized(image: Image, settings: VisionSettings, height: int, width: int) ->
     return np.asarray(image.resize((width, height), resample=settings.image.resample))  # type: ignore[arg-type]
 
 
-def _best_grid(height: int, width: int, side: int, grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the grid (across, down) of tiles whose proportions are nearest to those of the image; among equals, the
-    last one that is less than twice as large as the image, or the first.
-
-    Args:
-        height, width: size of the image in pixels.
-        side: side of a tile in pixels.
-        grids: the grids to choose from.
-    """
+def _best_grid(height: int, width: int, settings: VisionSettings) -> tuple[int, int]:
+    """Return the grid (across, down) of tiles whose proportions are nearest to those of an image of this size; among
+    equals, the largest one that is less than twice as large as the image, or the smallest."""
+    fewest, most = settings.tiles or (1, 1)
+    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most // x + 1) if x * y >= fewest]
     best, least = (1, 1), float("inf")
-    for across, down in grids:
+    for across, down in sorted(grids, key=lambda grid: prod(grid)):
         away = abs(width / height - across / down)
-        if away < least or away == least and height * width > 0.5 * side * side * across * down:
+        if away < least or away == least and 2 * height * width > _tile_side(settings) ** 2 * across * down:
             best = across, down
         least = min(least, away)
     return best
@@ -333,9 +329,7 @@ def _tile_side(settings: VisionSettings) -> int:
 
 def _grid(image: Image, settings: VisionSettings) -> TiledImage:
     side, (width, height) = _tile_side(settings), image.size
-    least, most = settings.tiles or (1, 1)
-    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most // x + 1) if x * y >= least]
-    tiles = _tiles_of(image, settings, *_best_grid(height, width, side, sorted(grids, key=lambda grid: prod(grid))))
+    tiles = _tiles_of(image, settings, *_best_grid(height, width, settings))
     if len(tiles) > 1:
         tiles.append(_resized(image, settings, side, side))
     tiles = [whole_patches(tile, settings.image.patch_size) for tile in tiles]
@@ -353,11 +347,7 @@ def _marked(image: Image, settings: VisionSettings) -> TiledImage:
     placeholders: list[str | PlaceholderRun] = []
     before, mark = "<|image_start|>", ""
     if settings.tiles not in (None, (1, 1)) and prod(rounded) > most * settings.excess:
-        fewest, largest = settings.tiles or (1, 1)
-        # Among grids of as many tiles, the order is that of this set, as in transformers.
-        grids = sorted({(x, y) for x in range(1, largest + 1) for y in range(1, largest + 1)
-                        if fewest <= x * y <= largest}, key=lambda grid: prod(grid))
-        across, down = _best_grid(height, width, _tile_side(settings), grids)
+        across, down = _best_grid(height, width, settings)
         tiles = _tiles_of(image, settings, across, down)
         for number, tile in enumerate(tiles):
             if len(tiles) > 1:

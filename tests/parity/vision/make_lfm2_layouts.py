@@ -22,7 +22,7 @@ OPTIONS: list[dict[str, Any]] = [
     {**SMALL, "do_image_splitting": False}, {**SMALL, "max_pixels_tolerance": 0.5, "min_image_tokens": 2}]
 #: The class fails for images that are so narrow that they have more than the largest number of patches.
 SIZES = [(63, 90), (40, 40), (24, 120), (120, 44), (41, 39), (22, 90), (110, 21), (16, 16), (100, 125), (81, 65),
-         (300, 299), (64, 200)]
+         (300, 299), (64, 200), (7, 90), (90, 5)]
 LARGE = [(512, 512), (700, 1100), (725, 725), (1024, 1024), (1080, 1920), (2000, 333), (480, 640), (64, 64),
          (1200, 1500)]
 #: Names of the tokens of a processor.
