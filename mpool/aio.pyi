@@ -178,9 +178,10 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[Completion]: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[Completion]: ...
 @overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[True], temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -194,9 +195,9 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
 @overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -210,9 +211,10 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[Completion] | AsyncStream: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[Completion] | AsyncStream: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -227,9 +229,10 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[Completion]: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[Completion]: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -244,9 +247,9 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -260,9 +263,10 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[Completion] | AsyncStream: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[Completion] | AsyncStream: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -278,9 +282,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[str]: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+                   pool: Pool | None = None) -> Awaitable[str]: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -296,9 +301,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+                   pool: Pool | None = None) -> AsyncStream: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -314,9 +320,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[str] | AsyncStream: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+                   pool: Pool | None = None) -> Awaitable[str] | AsyncStream: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -331,9 +338,10 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[str]: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[str]: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -348,9 +356,10 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncStream: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> AsyncStream: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -365,9 +374,10 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[str] | AsyncStream: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[str] | AsyncStream: ...
 @overload
 def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                    negative_prompt: str | None = None, width: int | None = None, height: int | None = None,

@@ -54,8 +54,12 @@ typedef enum mp_vit_flag {          /* vision transformers */
                                      * stand in window order */
     MP_VIT_ALIGNED = 1 << 8,        /* axial networks also have learned positions, which are interpolated linearly such
                                      * that the corners of both grids coincide */
-    MP_VIT_LINEAR_SIZE = 1 << 9,    /* the interpolation is linear, not cubic; only with MP_VIT_SMOOTH_SIZE */
-    MP_VIT_STAGGERED = 1 << 10,     /* axial networks: the frequencies of columns lie between those of lines */
+    MP_VIT_SIDES = 1 << 9,          /* two learned positions per patch, of its column and of its line */
+    MP_VIT_NORMED_HEADS = 1 << 10,  /* axial networks: queries, keys, values and the outputs of sublayers are normed;
+                                     * products of queries and keys are not scaled; the first half of a head rotates by
+                                     * column, the second by line */
+    MP_VIT_LINEAR_SIZE = 1 << 11,   /* the interpolation is linear, not cubic; only with MP_VIT_SMOOTH_SIZE */
+    MP_VIT_STAGGERED = 1 << 12,     /* axial networks: the frequencies of columns lie between those of lines */
 } mp_vit_flag;
 
 typedef enum mp_diffusion_flag {

@@ -217,9 +217,9 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None) -> Completion: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
 @overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[True], temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -233,9 +233,9 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None) -> Stream: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
 @overload
 def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -249,9 +249,9 @@ def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[s
          compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-         fail_fast: bool | None = None) -> Completion | Stream: ...
+         allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+         priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+         policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -266,9 +266,9 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None) -> Completion: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -283,9 +283,9 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None) -> Stream: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
 @overload
 def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
            *, stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -299,9 +299,9 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None) -> Completion | Stream: ...
+           allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -317,9 +317,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None) -> str: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> str: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -335,9 +336,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None) -> Stream: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Stream: ...
 @overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
                    model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -353,9 +355,10 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                   fail_fast: bool | None = None) -> str | Stream: ...
+                   allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> str | Stream: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -370,9 +373,9 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None) -> str: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -387,9 +390,9 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None) -> Stream: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
 @overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
                  stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -404,9 +407,9 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None) -> str | Stream: ...
+                 allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
 @overload
 def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                    negative_prompt: str | None = None, width: int | None = None, height: int | None = None,

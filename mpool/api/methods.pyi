@@ -182,9 +182,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -199,9 +199,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -216,9 +216,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion | Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -234,9 +234,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -252,9 +252,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: bool, temperature: float | None = None,
@@ -270,9 +270,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion | Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -289,9 +289,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -308,9 +309,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -327,9 +329,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str | Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -346,9 +349,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -365,9 +369,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -384,9 +389,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str | Stream: ...
     @overload
     def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
                        stream: Literal[False] = False, negative_prompt: str | None = None, width: int | None = None,
@@ -566,9 +572,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: Literal[True],
              temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -583,9 +589,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: bool, temperature: float | None = None,
              top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
@@ -600,9 +606,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion | Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[False] = False,
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -617,9 +623,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[True],
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -634,9 +640,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: bool,
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -651,9 +657,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion | Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *,
                        stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -669,9 +675,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *, stream: Literal[True],
                        temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -687,9 +694,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *, stream: bool,
                        temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -705,9 +713,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str | Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: Literal[False] = False,
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -723,9 +732,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: Literal[True],
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -741,9 +751,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: bool,
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -759,9 +770,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str | Stream: ...
     @overload
     def generate_image(self, prompt: str, *, stream: Literal[False] = False, negative_prompt: str | None = None,
                        width: int | None = None, height: int | None = None, num_inference_steps: int | None = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import refuse
+from ..checks import integer, refuse
 from ..conversation import reasoning, tool_formats, tool_templates, turns
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
 from ..conversation.template import ImageTexts, check_arguments
@@ -40,6 +40,7 @@ class Conversation:
         variables: option ``template_options``.
         tools: options of function calls, or None.
         allow_urls: option ``allow_urls``.
+        image_tokens: option ``image_tokens``.
     """
 
     messages: Any
@@ -48,6 +49,7 @@ class Conversation:
     variables: Mapping[str, Any]
     tools: ToolOptions | None
     allow_urls: bool
+    image_tokens: int | None
 
 
 def check(messages: Any, options: dict[str, Any]) -> Conversation:
@@ -76,6 +78,9 @@ def check(messages: Any, options: dict[str, Any]) -> Conversation:
     allow_urls = options.pop("allow_urls", False)
     if not isinstance(allow_urls, bool):
         refuse("allow_urls", allow_urls, "True or False")
+    image_tokens = options.pop("image_tokens", None)
+    if image_tokens is not None and (integer(image_tokens) is None or image_tokens < 1):
+        refuse("image_tokens", image_tokens, "a number that the model supports, or None")
     images: list[Any] = []
     checked = native_calls.converted(messages, check_messages, messages, images)
     tools = None
@@ -83,7 +88,7 @@ def check(messages: Any, options: dict[str, Any]) -> Conversation:
         tools = read_options(options)
     for name in ("tools", "tool_choice", "parallel_tool_calls"):
         options.pop(name, None)
-    return Conversation(messages, checked, images, variables, tools, allow_urls)
+    return Conversation(messages, checked, images, variables, tools, allow_urls, image_tokens)
 
 
 def check_content(conversation: Conversation, call: Call | None = None) -> None:
@@ -132,8 +137,9 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
         checked = _with_switch(entry, checked, variables)
         checked, template_tools = _with_tools(entry, checked, tools)
         if entry.capability == "vision":
-            return *_with_images(entry, checked, conversation.images, variables, conversation.allow_urls, call,
-                                 template_tools, check_length), tools
+            return *_with_images(entry, checked, conversation, call, template_tools, check_length), tools
+        if conversation.image_tokens is not None:
+            refuse("image_tokens", conversation.image_tokens, "None for a model that does not see")
         prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, images=None,
                                          merge_turns=True, deadline=None if call is None else call.deadline,
                                          check_length=check_length, **variables)
@@ -172,8 +178,7 @@ def _with_tools(entry: Entry, messages: list[dict[str, Any]],
     return tool_templates.with_tools(messages, tools.definitions, format), None
 
 
-def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any], variables: Mapping[str, Any],
-                 allow_urls: Any, call: Call | None,
+def _with_images(entry: Entry, messages: list[dict[str, Any]], conversation: Conversation, call: Call | None,
                  tools: list[dict[str, Any]] | None,
                  check_length: Callable[[int], object] | None) -> tuple[ChatPrompt, Images | None]:
     settings, tokenizer, template = entry.describe().vision, entry.tokenizer(), entry.template()
@@ -186,10 +191,10 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
         mark = placeholder_char(messages)
         messages = [{**message, "content": _join_parts(message["content"], mark + "\n")} for message in messages]
     deadline = None if call is None else call.deadline
-    cuts = vision.read_images(entry, images, allow_urls, deadline)
+    cuts = vision.read_images(entry, conversation.images, conversation.allow_urls, deadline, conversation.image_tokens)
     shown = ImageTexts(mark, [cut.text(token or char or "") for cut in cuts], char)
     prompt = template.prompt(messages, tokenizer, tools=tools, images=shown, merge_turns=True,
-                             deadline=deadline, check_length=check_length, **variables)
+                             deadline=deadline, check_length=check_length, **conversation.variables)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too
     if prefix and ids[:len(prefix)].tolist() != list(prefix):

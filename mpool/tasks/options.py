@@ -664,6 +664,9 @@ class TextOptions(SamplingOptions):
     template_options: Mapping[str, Any] | None = option(
         None, "dict of additional variables for the model's chat template, such as ``{\"enable_thinking\": False}``.")
     allow_urls: bool = option(False, "True: fetch images at http and https URLs.", choices=(True, False))
+    image_tokens: int | None = option(
+        None, "maximum number of tokens of each image, for Gemma 4 only: 70, 140, 280, 560 or 1120. None: the number "
+        "in the configuration of the model's image processor; for GGUF files 280.")
 
 
 # ---- images --------------------------------------------------------------------------------------------------------

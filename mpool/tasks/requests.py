@@ -381,7 +381,7 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     special = options.pop("parse_special", False)
     unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
-        for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls", "image_tokens"):
             if options.pop(name, None) is not None:
                 raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", param=name,
                                       hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': "

@@ -109,5 +109,18 @@ def _read_settings(folder: Folder, encoder: NetworkSpec, width: int, merge: int,
     return VisionSettings(
         scheme="marked", image=image, image_token_id=token, merge=merge, pixels=(least * unit ** 2, most * unit ** 2),
         tiles=tiles, excess=config.number("max_pixels_tolerance", EXCESS, above=0.0),
-        thumbnail=config.bool("use_thumbnail", True)), image_processor.read_scaling(
-            config, image_processor.HALVES, image_processor.HALVES)
+        thumbnail=config.bool("use_thumbnail", True)), {
+            **image_processor.read_scaling(config, image_processor.HALVES, image_processor.HALVES),
+            "mpool.vision.patches": most_patches(encoder.patch_size, merge, side if tiles else 0, most)}
+
+
+def most_patches(patch: int, merge: int, side: int, most: int) -> int:
+    """Return the largest number of patches of a tile, for the estimate of memory. Narrow images may have more.
+
+    Args:
+        patch: side of a patch in pixels.
+        merge: side of the squares of patches that are merged, in patches.
+        side: side of a tile in pixels; 0: images have no tiles.
+        most: largest number of embeddings of an image.
+    """
+    return max((side // patch) ** 2, most * merge ** 2)

@@ -114,6 +114,11 @@ def longest_side(side: int, patch: int) -> int:
     return min(side, isqrt(MAX_PATCHES) * patch)
 
 
+def most_patches(longest: int, patch: int, merge: int) -> int:
+    """Return the largest number of patches of an image, for the estimate of memory."""
+    return min((-(-longest // (patch * merge)) * merge) ** 2, MAX_PATCHES)
+
+
 def _read_settings(folder: Folder, encoder: NetworkSpec, width: int, merge: int,
                    token: int) -> tuple[VisionSettings, dict[str, Value]]:
     """Read the image processor. As in transformers, the sides are multiples of the model's merged patches, whatever
@@ -141,5 +146,6 @@ def _read_settings(folder: Folder, encoder: NetworkSpec, width: int, merge: int,
                           resample=config.int("resample", 3, low=0, high=5), crop=None, patch_size=patch,
                           image_size=encoder.image_size, any_size=True)
     return VisionSettings(scheme="lines", image=image, image_token_id=token, merge=merge,
-                          longest=longest_side(longest, patch)), image_processor.read_scaling(
-                              config, image_processor.CLIP_MEAN, image_processor.CLIP_STD)
+                          longest=longest_side(longest, patch)), {
+        **image_processor.read_scaling(config, image_processor.CLIP_MEAN, image_processor.CLIP_STD),
+        "mpool.vision.patches": most_patches(longest_side(longest, patch), patch, merge)}
