@@ -203,7 +203,7 @@ def test_a_row_with_a_projector_file(hub: Hub, child: Child, environment: dict[s
     text = child.resolve("m2", catalogue=where)
     assert text["projector"] is None and len(text["files"]) == 1
     pin = (tmp_path / "mpool" / "pins" / "m2.json").read_text()
-    (tmp_path / "mpool" / "pins" / "m0.json").write_text(pin)  # of a version of the row without images
+    (tmp_path / "mpool" / "pins" / "m0.json").write_text(pin)  # an older row had no projector
     off = Child({**environment, "MPOOL_OFFLINE": "1"})
     try:
         assert off.resolve("m0", catalogue=where)["error"] == "OfflineError"  # only its text part is here
