@@ -50,7 +50,7 @@ typedef struct mp_vit {
     bool gated, attention_pool;
     bool root_norms;        /* RMS norms, without biases */
     bool axial;             /* two-dimensional rotary positions: see mp_vit_image.place */
-    int32_t frames;         /* times that a patch repeats the image: video networks expect several frames */
+    int32_t frames;         /* frames of a patch: networks for videos expect several, and an image is repeated */
     int32_t window, cell;   /* axial: side of a window in cells, and of a cell in patches */
     float rope_base;
     float eps;
@@ -74,6 +74,7 @@ typedef struct mp_vit {
 typedef struct mp_vit_image { /* one image of a group */
     const uint8_t *pixels;    /* [height, width, 3] */
     size_t bytes;             /* bytes of `pixels` */
+    size_t frame;             /* bytes from one frame of a video to the next one; 0: all frames are the image */
     int32_t width;
     int32_t down, across;  /* whole patches in height and width; remaining pixels are ignored */
     int32_t n, row, patch; /* rows; first row in the group; first patch in the group */
