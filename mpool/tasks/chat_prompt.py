@@ -208,7 +208,9 @@ def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledI
         # the template supports text only: each image becomes a line of the text
         mark = placeholder_char(messages)
         messages = [{**message, "content": _join_parts(message["content"], mark + "\n")} for message in messages]
-    marks = [mark] if settings.video is None else [mark, tokenizer.token_text(settings.video.mark_token_id)]
+    marks = [mark]
+    if settings.video is not None and any(cut.is_video for cut in cuts):
+        marks.append(tokenizer.token_text(settings.video.mark_token_id))
     shown = ImageTexts(marks, [int(cut.is_video) for cut in cuts], [cut.text(token or char or "") for cut in cuts], char)
     prompt = template.prompt(messages, tokenizer, images=shown, deadline=deadline, **options)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
