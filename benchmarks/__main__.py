@@ -3,6 +3,7 @@
     compare            embeddings and text compared with each installed peer, as ratios (the default)
     images             image embeddings compared with torch, ONNX Runtime and OpenVINO
     outputs            sparse vectors, token vectors and labels compared with sentence-transformers and others
+    vision             questions about images compared with llama.cpp's mtmd
     serving            HTTP overhead, and throughput compared with llama.cpp's servers
     pool               overhead of the pool
     masks              overhead of structured output
@@ -26,10 +27,10 @@ import os
 import sys
 
 #: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
-COMMANDS = {"compare": "compare", "images": "images", "outputs": "outputs", "serving": "serving", "pool": "pool",
-            "masks": "masks", "kernels": "kernel_rates", "search": "search", "contexts": "contexts", "turns": "turns",
-            "low-bits": "low_bits", "half-memory": "half_memory", "success": "success", "tables": "tables",
-            "synthetic": "synthetic"}
+COMMANDS = {"compare": "compare", "images": "images", "outputs": "outputs", "vision": "vision", "serving": "serving",
+            "pool": "pool", "masks": "masks", "kernels": "kernel_rates", "search": "search", "contexts": "contexts",
+            "turns": "turns", "low-bits": "low_bits", "half-memory": "half_memory", "success": "success",
+            "tables": "tables", "synthetic": "synthetic"}
 
 
 def write_bytecode() -> None:

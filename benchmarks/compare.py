@@ -130,7 +130,8 @@ class Bench(Rotation):
         topics = [topic + model.removeprefix("generate") for topic in self.arguments.topics
                   for model in (models if kind_of(topic) == "generate" else [""])]
         for model in models:
-            words = 1000 if self.arguments.quick else 4000
+            # a word has at least one token
+            words = max(1000 if self.arguments.quick else 4000, *self.prompts, *self.depths) + 100
             found = self.run_worker("mpool", {"topic": "ids", "path": self.paths[model], "words": words})
             self.ids[model] = found["ids"]
         if "embed" in self.paths:

@@ -5,6 +5,7 @@ which the machine was in one state. Shapes are CLIP ViT-B/32, CLIP ViT-L/14-336 
 transformers makes the weights; ``--maker`` names an interpreter that has it and torch.
 """
 
+import argparse
 import functools
 import subprocess
 import sys
@@ -36,6 +37,10 @@ class ShapeBench(Rotation):
     engines: str
     maker: str
     reference = ""
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """Add the options of this benchmark alone."""
 
     def folder(self, shape: str) -> Path:
         """Return the folder of a shape's weights."""
@@ -127,6 +132,7 @@ def main(argv: list[str] | None = None, bench: type[ShapeBench] = Bench, about: 
     parser.add_argument("--shapes", default=",".join(bench.shapes), type=lambda text: text.split(","),
                         help="(default: %(default)s)")
     add_options(parser)
+    bench.add_options(parser)
     parser.add_argument("--maker", type=found_here, metavar="PATH", help=f"interpreter that has {bench.maker}")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in bench.modules]

@@ -113,10 +113,15 @@ def preferences(routing: str, experts: int) -> np.ndarray:
 
 
 class Writer:
-    """Writes one file, and counts the bytes of weights that a token reads."""
+    """Writes one file, and counts the bytes of weights that a token reads.
+
+    Args:
+        special: special tokens of the model; those that the vocabulary lacks become its last ones.
+        template: chat template; None: that of the vocabulary's file.
+    """
 
     def __init__(self, path: str, vocabulary: str, architecture: str, words: int, share: float,
-                 routing: str = "uniform") -> None:
+                 routing: str = "uniform", special: tuple[str, ...] = (), template: str | None = None) -> None:
         import gguf
 
         self.routing = routing
@@ -125,21 +130,27 @@ class Writer:
         self.architecture, self.share, self.read = architecture, share, 0.0
         self.types, self.dequantize = gguf.GGMLQuantizationType, gguf.dequantize
         self.chance = np.random.default_rng(SEED)
-        self._vocabulary(gguf, gguf.GGUFReader(vocabulary), words)
+        self._vocabulary(gguf, gguf.GGUFReader(vocabulary), words, special, template is None)
+        if template is not None:
+            self.gguf.add_chat_template(template)
         self.set(f"{architecture}.rope.freq_base", 1e6)
         self.set(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-6)
         self.set(f"{architecture}.context_length", 40_960)
 
-    def _vocabulary(self, gguf: Any, source: Any, words: int) -> None:
+    def _vocabulary(self, gguf: Any, source: Any, words: int, special: tuple[str, ...],
+                    keep_template: bool) -> None:
+        missing = [name for name in special if name not in source.fields["tokenizer.ggml.tokens"].contents()]
         for name, field in source.fields.items():
-            if name.startswith("tokenizer."):
+            if name.startswith("tokenizer.") and (keep_template or name != "tokenizer.chat_template"):
                 kind = field.types[0]
                 inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
                 value: Any = field.contents()
                 if name == "tokenizer.ggml.tokens":
                     value = value[:words] + [f"[more {number}]" for number in range(len(value), words)]
+                    value[words - len(missing):] = missing
                 elif name in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
                     value = (value + [5] * words)[:words]
+                    value[words - len(missing):] = [3] * len(missing)
                 self.gguf.add_key_value(name, value, kind, sub_type=inner)
 
     def set(self, key: str, value: object) -> None:

@@ -95,6 +95,8 @@ def generate(task: dict[str, Any]) -> dict[str, Any]:
     def prompt_of(length: int) -> list[int]:
         nonlocal shift
         shift += 1  # a new prompt in every repetition: a prefix cache does not help
+        if shift + length > len(ids):
+            raise ValueError(f"a prompt of {length} tokens needs a longer text: it has {len(ids)}")
         return ids[shift:shift + length]
 
     def repeated(name: str, rate: Callable[[], float]) -> None:

@@ -54,6 +54,10 @@ typedef enum mp_vit_flag {          /* vision transformers */
                                      * stand in window order */
     MP_VIT_ALIGNED = 1 << 8,        /* axial networks also have learned positions, which are interpolated linearly such
                                      * that the corners of both grids coincide */
+    MP_VIT_SIDES = 1 << 9,          /* two learned positions per patch, of its column and of its line */
+    MP_VIT_NORMED_HEADS = 1 << 10,  /* axial networks: queries, keys, values and the outputs of sublayers are normed;
+                                     * products of queries and keys are not scaled; the first half of a head rotates by
+                                     * column, the second by line */
 } mp_vit_flag;
 
 typedef enum mp_diffusion_flag {

@@ -15,7 +15,7 @@ from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVector
 from ..tasks.images_result import GeneratedImages
 from ..tasks.iterating import EmbedIterator
 from ..tasks.jobs import Job
-from ..tasks.options import Compute, Policy, Precision, Priority, Progress
+from ..tasks.options import Compute, Input, Policy, Precision, Priority, Progress
 from ..tasks.rerank import Ranking
 from ..tasks.streams import Stream
 from ..tasks.text_to_image import ImageStream
@@ -25,23 +25,22 @@ from ..tasks.verbs import Verb
 def _named(function: Callable[..., Any], verb: Verb, form: str, doc: str) -> Callable[..., Any]: ...
 
 class PoolVerbs:
-    def embed(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+    def embed(self, inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
               model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
               normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
               task: Literal['query', 'document'] | None = None, prompt: str | None = None,
               prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-              adapter: str | None = None, max_inputs: int | None = None, allow_token_ids: bool = True,
-              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> NDArray[Any]: ...
-    def embed_iter(self, texts: Iterable[str] | Iterable[Sequence[int]],
-                   model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
-                   normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-                   on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+              adapter: str | None = None, allow_urls: bool = False, max_inputs: int | None = None,
+              allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
+              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+              fail_fast: bool | None = None) -> NDArray[Any]: ...
+    def embed_iter(self, texts: Iterable[Input | Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
+                   dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+                   compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                    prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                   adapter: str | None = None,
+                   adapter: str | None = None, allow_urls: bool = False,
                    output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                    batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
                    template: str = 'This example is {}.', multi_label: bool = False,
@@ -83,12 +82,13 @@ class PoolVerbs:
                     max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
                     tenant: str | int | None = None, keep_alive: float | str | None = None,
                     policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
-    def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
+    def rerank(self, query: Input, documents: Sequence[Input], model: str | os.PathLike[str] | Model | None = None, *,
                top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
                prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
-               parse_special: bool = False, adapter: str | None = None, timeout: float | None = None,
-               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-               policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
+               parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
+               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Ranking: ...
     @overload
     def classify(self, texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
                  template: str = 'This example is {}.', multi_label: bool = False,
@@ -182,9 +182,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
@@ -199,9 +199,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -216,9 +216,9 @@ class PoolVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion | Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -234,9 +234,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -252,9 +252,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
                model: str | os.PathLike[str] | Model | None = None, *, stream: bool, temperature: float | None = None,
@@ -270,9 +270,9 @@ class PoolVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion | Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -289,9 +289,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -308,9 +309,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.',
                        model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -327,9 +329,10 @@ class PoolVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str | Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
@@ -346,9 +349,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
@@ -365,9 +369,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.',
                      model: str | os.PathLike[str] | Model | None = None, *, stream: bool,
@@ -384,9 +389,10 @@ class PoolVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str | Stream: ...
     @overload
     def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
                        stream: Literal[False] = False, negative_prompt: str | None = None, width: int | None = None,
@@ -418,21 +424,20 @@ class PoolVerbs:
 
 class ModelVerbs:
     __slots__ = ()
-    def embed(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+    def embed(self, inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
               task: Literal["query", "document"] | None = None, *, dimensions: int | None = None,
               normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, prompt: str | None = None,
               prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-              adapter: str | None = None, max_inputs: int | None = None, allow_token_ids: bool = True,
-              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> NDArray[Any]: ...
-    def embed_iter(self, texts: Iterable[str] | Iterable[Sequence[int]],
-                   task: Literal["query", "document"] | None = None, *, dimensions: int | None = None,
-                   normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-                   on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, prompt: str | None = None,
-                   prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                   adapter: str | None = None,
+              adapter: str | None = None, allow_urls: bool = False, max_inputs: int | None = None,
+              allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
+              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+              fail_fast: bool | None = None) -> NDArray[Any]: ...
+    def embed_iter(self, texts: Iterable[Input | Sequence[int]], task: Literal["query", "document"] | None = None, *,
+                   dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+                   compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+                   prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
+                   parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
                    output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                    batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
                    template: str = 'This example is {}.', multi_label: bool = False,
@@ -470,12 +475,12 @@ class ModelVerbs:
                     max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
                     tenant: str | int | None = None, keep_alive: float | str | None = None,
                     policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
-    def rerank(self, query: str, documents: Sequence[str], *, top_k: int | None = None, compute: Compute = 'auto',
+    def rerank(self, query: Input, documents: Sequence[Input], *, top_k: int | None = None, compute: Compute = 'auto',
                truncate: bool = True, prompt: str | None = None, prompt_name: str | None = None,
                function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
-               adapter: str | None = None, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Ranking: ...
+               adapter: str | None = None, allow_urls: bool = False, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
     @overload
     def classify(self, texts: str, *, labels: Sequence[str] | None = None, template: str = 'This example is {}.',
                  multi_label: bool = False, function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None,
@@ -566,9 +571,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: Literal[True],
              temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -583,9 +588,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: bool, temperature: float | None = None,
              top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
@@ -600,9 +605,9 @@ class ModelVerbs:
              tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
              tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
              parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-             allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion | Stream: ...
+             allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[False] = False,
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -617,9 +622,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[True],
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -634,9 +639,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
     @overload
     def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: bool,
                temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -651,9 +656,9 @@ class ModelVerbs:
                tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-               allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Completion | Stream: ...
+               allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Completion | Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *,
                        stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -669,9 +674,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *, stream: Literal[True],
                        temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -687,9 +693,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> Stream: ...
     @overload
     def describe_image(self, path: str | os.PathLike[str], query: str = 'Describe the image.', *, stream: bool,
                        temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -705,9 +712,10 @@ class ModelVerbs:
                        compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                        tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                        parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                       allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                       tenant: str | int | None = None, keep_alive: float | str | None = None,
-                       policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                       allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                       priority: Priority = 'normal', tenant: str | int | None = None,
+                       keep_alive: float | str | None = None, policy: Policy | None = None,
+                       fail_fast: bool | None = None) -> str | Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: Literal[False] = False,
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -723,9 +731,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: Literal[True],
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -741,9 +750,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Stream: ...
     @overload
     def describe_url(self, url: str, query: str = 'Describe the image.', *, stream: bool,
                      temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -759,9 +769,10 @@ class ModelVerbs:
                      tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                      tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                      parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
-                     allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-                     tenant: str | int | None = None, keep_alive: float | str | None = None,
-                     policy: Policy | None = None, fail_fast: bool | None = None) -> str | Stream: ...
+                     allow_urls: bool = False, image_tokens: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> str | Stream: ...
     @overload
     def generate_image(self, prompt: str, *, stream: Literal[False] = False, negative_prompt: str | None = None,
                        width: int | None = None, height: int | None = None, num_inference_steps: int | None = None,

@@ -559,6 +559,8 @@ def _vision(command: argparse.ArgumentParser) -> None:
                          help="PNG, JPEG, WebP, GIF or BMP file, or URL with --allow-urls; may be repeated")
     _model(command, "see `mpool models`")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
+    command.add_argument("--image-tokens", type=int, metavar="N",
+                         help="maximum number of tokens of an image (Gemma 4): 70, 140, 280, 560 or 1120")
     command.add_argument("--stats", action="store_true", help="print the speed to standard error")
     _json(command)
     _sampling(command, leave_out=("n",))

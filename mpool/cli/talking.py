@@ -72,7 +72,7 @@ def vision(arguments: argparse.Namespace) -> int:
     question = require_prompt(standard_input() if arguments.question == "-" else arguments.question,
                               "mpool vision QUESTION --image FILE")
     options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute,
-               "allow_urls": arguments.allow_urls}
+               "allow_urls": arguments.allow_urls, "image_tokens": arguments.image_tokens}
     with make_pool(arguments) as pool:
         model = _loaded(pool, "vision", arguments.model or default_model("vision"),
                         {"images": arguments.image, "prompt": question, **options}, arguments)

@@ -20,11 +20,13 @@ _BLANK = re.compile(r"\s*")
 _KEY = re.compile(r"\s*([^\s=,()\[\]{}'\"][^=,()\[\]{}'\"]{0,255}?)\s*=")
 #: Blanks after a quote. More of them do not delay the decision whether it ends the string.
 _AFTER = re.compile(r"\s{0,32}")
-_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
+#: A number, as Python and JSON write it.
+NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 #: Quote -> expression for it, and for the start of an escape sequence.
 _STOPS = {quote: re.compile(rf"{quote}|\\") for quote in ("'", '"', "'''", '"""')}
 _WORD = re.compile(r"\w+")
-_WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+#: Words for values, as Python and JSON write them.
+WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "'": "'", '"': '"', "\n": ""}
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -144,15 +146,15 @@ class _Reader:
             return self._dict(depth)
         if self._text[self.at:self.at + 1] in ("'", '"'):
             return self._string()
-        number = _NUMBER.match(self._text, self.at)
+        number = NUMBER.match(self._text, self.at)
         if number is not None:
             self.at = number.end()
-            return _number(number[0])
+            return number_of(number[0])
         word = _WORD.match(self._text, self.at)
-        if word is None or word[0] not in _WORDS:
+        if word is None or word[0] not in WORDS:
             self.fail()
         self.at = word.end()
-        return _WORDS[word[0]]
+        return WORDS[word[0]]
 
     def _list(self, end: str, depth: int) -> list[Any]:
         found = []
@@ -189,7 +191,8 @@ def _unescape(found: re.Match[str]) -> str:
     return chr(number) if number < 0x110000 else found[0]
 
 
-def _number(text: str) -> int | float:
+def number_of(text: str) -> int | float:
+    """Return the number that a text is. Raises ValueError if JSON cannot express it."""
     if text.lstrip("+-").isdecimal():
         return int(text)
     value = float(text)
@@ -207,4 +210,4 @@ def _literal(value: Any) -> str:
     return repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
 
 
-__all__ = ["ArgumentsExtent", "parse", "write"]
+__all__ = ["NUMBER", "WORDS", "ArgumentsExtent", "number_of", "parse", "write"]

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ..completions import ToolCall
-from . import python_calls
+from . import python_calls, quoted_calls
 from .json_extent import JsonExtent
 from .reasoning import THINK_ENDS
 from .tool_formats import TAG, ToolFormat
@@ -109,7 +109,7 @@ class ToolCallParser:
         self._found: list[tuple[str, str, list[str]]] = []  # id, name, parts of the arguments
         self._complete = True  # the last call is complete
         self._text_since_call = self._any_text = False
-        self._extent: JsonExtent | python_calls.ArgumentsExtent | None = None
+        self._extent: JsonExtent | python_calls.ArgumentsExtent | quoted_calls.QuotedExtent | None = None
         #: Limit that ended the completion; None: it has not been reached.
         self.limit: Limit | None = None
         self._counted = self._run = 0  # calls compared so far; length of the run of equal ones that the last belongs to
@@ -391,10 +391,12 @@ class ToolCallParser:
         if format.body == "xml":
             arguments, end = self._tagged(name, at)
             return self._add_whole(name, id, arguments, end)
-        if format.body == "python":
-            end = self._end(at, python_calls.ArgumentsExtent)
+        if format.body in ("python", "quoted"):
+            parse, kind = (python_calls.parse, python_calls.ArgumentsExtent) if format.body == "python" else \
+                (quoted_calls.parse, quoted_calls.QuotedExtent)  # type: Any, Any
+            end = self._end(at, kind)
             try:
-                return self._add_whole(name, id, python_calls.parse(self._text[at:end]), end)
+                return self._add_whole(name, id, parse(self._text[at:end]), end)
             except ValueError:
                 raise _Mismatch from None
         at = self._expect(at, "{") - 1
@@ -417,9 +419,11 @@ class ToolCallParser:
         if found is None:
             raise _Mismatch
         id = found["id"]
-        return found["name"], f"functions.{id}" if format.numbered else id, end + (stop in (">", "("))
+        inside = stop in (">", "(") or format.body == "quoted"
+        return found["name"], f"functions.{id}" if format.numbered else id, end + inside
 
-    def _end(self, at: int, kind: type[JsonExtent | python_calls.ArgumentsExtent] = JsonExtent) -> int:
+    def _end(self, at: int, kind: Callable[[int], JsonExtent | python_calls.ArgumentsExtent |
+                                           quoted_calls.QuotedExtent] = JsonExtent) -> int:
         if self._extent is None:
             self._extent = kind(at)
         end = self._extent.end(self._text)

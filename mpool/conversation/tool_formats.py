@@ -14,6 +14,7 @@ Sources:
     Phi-4-mini, Granite 3, DeepSeek V3, R1 and V3.1, Kimi K2: the model cards and templates.
     OLMo 3: its template.
     LFM2 and LFM2.5: the templates; https://docs.liquid.ai/lfm/key-concepts/tool-use
+    Gemma 4: its template.
     GPT-OSS: https://cookbook.openai.com/articles/openai-harmony
 """
 
@@ -25,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from . import python_calls, reasoning
+from . import python_calls, quoted_calls, reasoning
 
 #: An opening that is a tag: the tag that ends it replaces the end marker of the format.
 TAG = re.compile(r"<(\w+)>")
@@ -54,7 +55,8 @@ class ToolFormat:
         body: content of a call. ``"json"``: ``head``, the function's name as JSON, the key ``key`` and an object with
             the arguments; ``"marked"``: the function's name, ``middle``, and an object with the arguments; ``"xml"``:
             the function's name, ``middle``, then each argument in tags. ``"python"``: a call in Python's syntax with
-            named arguments (:mod:`mpool.conversation.python_calls`).
+            named arguments (:mod:`mpool.conversation.python_calls`). ``"quoted"``: the function's name and the
+            arguments of Gemma 4 (:mod:`mpool.conversation.quoted_calls`).
         open, close: text before and after each call.
         namespace: text before each function's name, which models may leave out.
         section, end: text before the first and after the last call. If ``listed``, ``[`` and ``]`` enclose the calls
@@ -75,7 +77,7 @@ class ToolFormat:
     """
 
     name: str
-    body: Literal["json", "marked", "xml", "python"]
+    body: Literal["json", "marked", "xml", "python", "quoted"]
     open: str = ""
     close: str = ""
     namespace: str = ""
@@ -122,6 +124,8 @@ class ToolFormat:
             return f'{self.head}{json.dumps(name)}, "{self.key}": ', "}"
         if self.body == "python":
             return f"{name}(", ")"
+        if self.body == "quoted":
+            return name + "{", "}"
         return self.namespace + name + ":0" * self.numbered + self.middle, ""
 
     def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -135,6 +139,7 @@ class ToolFormat:
                                  for key, value in arguments.items())
             else:
                 inside = python_calls.write(arguments) if self.body == "python" else \
+                    quoted_calls.write(arguments)[1:-1] if self.body == "quoted" else \
                     json.dumps(arguments, ensure_ascii=False)
             texts.append(self.open + before + inside + after + self.close)
         return self.section + "[" * self.listed + self.between.join(texts) + "]" * self.listed + self.end
@@ -178,6 +183,7 @@ KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>", "<|tool_call_en
                      openings=("<|tool_call_begin|>", "<|tool_call_section_begin|>\n<|tool_call_begin|>"))
 LFM2 = ToolFormat("lfm2", "python", section="<|tool_call_start|>", end="<|tool_call_end|>", listed=True, between=", ")
 OLMO3 = ToolFormat("olmo3", "python", section="<function_calls>", end="</function_calls>", between="\n")
+GEMMA4 = ToolFormat("gemma4", "quoted", "<|tool_call>call:", "<tool_call|>")
 #: The format that :class:`mpool.conversation.reasoning.HarmonyCallSplitter` writes. The grammar
 #: (:mod:`mpool.conversation.tool_grammar`) has the spelling that models use.
 HARMONY = ToolFormat("harmony", "marked", reasoning.CALL_HEADER, "<|call|>", middle="<|message|>", max_calls=1)
@@ -195,6 +201,8 @@ def of_template(source: str) -> ToolFormat | None:
         return LFM2
     if OLMO3.section in source:
         return OLMO3
+    if GEMMA4.open in source:
+        return GEMMA4
     if DEEPSEEK_V31.section in source:
         return DEEPSEEK_V3 if "```json" in source else DEEPSEEK_V31
     if KIMI_K2.section in source:

@@ -17,14 +17,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from . import reasoning
+from . import quoted_calls, reasoning
 from .enforced_schemas import ESCAPES
 from .schema_references import moved
 from .tool_formats import HARMONY, Function, ToolFormat
-from .tool_values import listed_values, options_of, properties_of, required_names, required_parts, values_of
+from .tool_values import (
+    Properties,
+    listed_values,
+    options_of,
+    properties_of,
+    required_names,
+    required_parts,
+    values_of,
+)
 
 
 class Grammar(NamedTuple):
@@ -264,8 +272,9 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
     calls, names = [], []
     for at, function in enumerate(functions):
         before, after = format.around_arguments(function.name)
-        if format.body in ("xml", "python"):
-            inside = _tagged(at, format, function, rules) if format.body == "xml" else _keywords(at, function, rules)
+        if format.body in ("xml", "python", "quoted"):
+            inside = _tagged(at, format, function, rules) if format.body == "xml" else \
+                _keywords(at, function, rules) if format.body == "python" else quoted_arguments(at, function, rules)
             calls.append(" ".join(filter(None, (_literal(before), inside, after and _literal(after)))))
             names.append(calls[-1])
             continue
@@ -385,14 +394,14 @@ def _tagged(at: int, format: ToolFormat, function: Function, rules: list[str]) -
                       f"TEXT_{at}_{number}: ({_text(value, schema)}) {_literal(end)}"]
             body = rule
         else:
-            rules.append(f"{rule}: %json {_value(function, value)}")
+            rules.append(f"{rule}: %json {json_value(function, value)}")
             body = f"{rule} {_literal(end)}"
         one = f"{_literal(before + name + middle)} {body}"
         found.append(one if name in properties.required else f"({one})?")
     return " ".join(found)
 
 
-def _value(function: Function, schema: Any) -> str:
+def json_value(function: Function, schema: Any) -> str:
     """Return the schema of one argument of a function, with options for llguidance."""
     shared = {key: function.parameters[key] for key in ("$defs", "definitions") if key in function.parameters}
     return json.dumps({"x-guidance": {**_SPACES, "lenient": not function.strict}, **shared,
@@ -402,19 +411,106 @@ def _value(function: Function, schema: Any) -> str:
 def _keywords(at: int, function: Function, rules: list[str]) -> str:
     """Return the rule for a function's named arguments, in the order of the schema; append its rules to ``rules``.
     Values are JSON, which the parser of Python's syntax reads, too."""
-    properties = properties_of(function.parameters)
-    firsts, optional = [], True  # alternatives of the first argument: the optional ones, up to one that is required
+
+    def value(number: int, schema: Any) -> str:
+        rules.append(f"value_{at}_{number}: %json {json_value(function, schema)}")
+        return f"value_{at}_{number}"
+
+    return in_order(str(at), properties_of(function.parameters), ("=", ", "), value, rules)
+
+
+def in_order(prefix: str, properties: Properties, marks: tuple[str, str], value: Callable[[int, Any], str],
+             rules: list[str]) -> str:
+    """Return the rule for properties in the order of the schema; append its rules to ``rules``.
+
+    Args:
+        prefix: part of the names of the rules.
+        properties: the properties; those that are not required may be missing.
+        marks: texts between name and value, and between two properties.
+        value: returns the rule for the value of a property, from its number and its schema.
+    """
+    firsts, optional = [], True  # alternatives of the first property: the optional ones, up to one that is required
     for number, name in enumerate(properties.schemas):
-        more = f" more_{at}_{number + 1}" if number + 1 < len(properties.schemas) else ""
-        rules.append(f"value_{at}_{number}: %json {_value(function, properties.schema(name))}")
-        one = f"{_literal(name + '=')} value_{at}_{number}"
+        more = f" more_{prefix}_{number + 1}" if number + 1 < len(properties.schemas) else ""
+        one = f"{_literal(name + marks[0])} {value(number, properties.schema(name))}"
         if optional:
             firsts.append(one + more)
         if number:
-            one = f'", " {one}'
-            rules.append(f"more_{at}_{number}: " + (one if name in properties.required else f"({one})?") + more)
+            one = f"{_literal(marks[1])} {one}"
+            rules.append(f"more_{prefix}_{number}: " + (one if name in properties.required else f"({one})?") + more)
         optional = optional and name not in properties.required
     return f"({' | '.join(firsts)})" + "?" * optional if firsts else ""
+
+
+# ---- arguments of Gemma 4 --------------------------------------------------------------------------------------------
+
+#: Maximum number of schemas of a function that rules are made for. Values of others may be any.
+_MAX_QUOTED = 200
+_MARK = json.dumps(quoted_calls.QUOTE)
+#: Rules for any value.
+_QUOTED = [f"any_value: {_MARK} any_text | any_plain | any_list | any_object",
+           'any_plain: %json {"type": ["number", "boolean", "null"]}',
+           'any_list: "[" (any_value ("," any_value)*)? "]"', 'any_object: "{" (any_pair ("," any_pair)*)? "}"',
+           r'any_pair: /[A-Za-z_][\w\-]{0,63}/ ":" any_value', "any_text[lazy]: ANY_TEXT",
+           f"ANY_TEXT: {_ANY} {_MARK}"]
+
+
+def quoted_arguments(at: int, function: Function, rules: list[str]) -> str:
+    """Return the rule for a function's arguments as Gemma 4 writes them; append its rules to ``rules``."""
+    rules += [] if _QUOTED[0] in rules else _QUOTED
+    made = _QuotedRules(at, function, rules)
+    return in_order(f"{at}", properties_of(function.parameters), (":", ","), lambda number, schema: made.of(schema),
+                    rules)
+
+
+class _QuotedRules:
+    """Rules for the values of one function's arguments. A schema that contains itself has one rule."""
+
+    def __init__(self, at: int, function: Function, rules: list[str]) -> None:
+        self._at, self._function, self._rules = at, function, rules
+        self._names: dict[int, tuple[str, Any]] = {}  # id() of a schema -> its rule, and the schema, which must live on
+
+    def of(self, schema: Any) -> str:
+        """Return the name of the rule for a schema."""
+        known = self._names.get(id(schema))
+        if known is not None:
+            return known[0]
+        if not isinstance(schema, Mapping) or len(self._names) >= _MAX_QUOTED:
+            return "any_value"
+        name = f"quoted_{self._at}_{len(self._names)}"
+        self._names[id(schema)] = name, schema
+        self._rules.append(f"{name}: {self._body(name, schema)}")
+        return name
+
+    def _body(self, name: str, schema: Mapping[str, Any]) -> str:
+        root = self._function.parameters
+        allowed, listed = values_of(schema, root), listed_values(schema)
+        parts, options = required_parts(schema, root), options_of(schema)
+        if allowed.is_text:
+            self._rules += [f"{name}_text[lazy]: TEXT_{name.upper()}",
+                            f"TEXT_{name.upper()}: ({_text(schema, root)}) {_MARK}"]
+            return f"{_MARK} {name}_text" + ' | "null"' * ("null" in allowed.kinds)
+        if listed is not None:
+            return " | ".join(_literal(quoted_calls.write(value)) for value in listed)
+        if allowed.kinds <= {"number", "integer", "boolean", "null"}:
+            return f"%json {json_value(self._function, schema)}"
+        null, kinds = ' | "null"' * ("null" in allowed.kinds), allowed.kinds - {"null"}
+        if kinds == {"object"}:
+            found = properties_of(schema, root)
+            inside = in_order(name, found, (":", ","), lambda _, one: self.of(one), self._rules)
+            return (f'"{{" {inside} "}}"' if found.schemas else "any_object") + null
+        if options and not parts:
+            return " | ".join(map(self.of, options))
+        if len(parts) == 1 and not options:
+            return self.of(parts[0])
+        if kinds == {"array"}:
+            low, high = (_whole(schema.get(key, value)) for key, value in (("minItems", 0), ("maxItems", "")))
+            item = self.of(schema.get("items", True))
+            if high == 0:
+                return '"[" "]"' + null
+            more = f'("," {item}){{{max(low - 1, 0)},{high if high == "" else high - 1}}}'
+            return (f'"[" {item} {more} "]"' if low else f'"[" ({item} {more})? "]"') + null
+        return "any_value"
 
 
 def _text(schema: Any, root: Any, depth: int = 0) -> str:

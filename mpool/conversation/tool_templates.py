@@ -147,7 +147,7 @@ def _calls(template: ChatTemplate) -> tuple[str, str | None]:
             for tools in (None, [_OTHER]):
                 text = _try_render(template, messages, tools)
                 right = any(written in text for written in (
-                    f'"{_KEY}"', f"<parameter={_KEY}>", f"<arg_key>{_KEY}<", f"({_KEY}="))
+                    f'"{_KEY}"', f"<parameter={_KEY}>", f"<arg_key>{_KEY}<", f"({_KEY}=", f"{{{_KEY}:"))
                 if right and (_TOOL in text or "abcdefghi" in text) and "None" not in text:
                     return ("dict" if isinstance(arguments, dict) else "text"), empty
     return "content", ""

@@ -138,9 +138,10 @@ class Properties(NamedTuple):
         return found[0] if len(found) == 1 else {"allOf": found}
 
 
-def properties_of(root: Mapping[str, Any]) -> Properties:
-    """Return the properties of the objects that a schema allows, in the order of the schema."""
-    return _properties(root, root, 0, {})
+def properties_of(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Properties:
+    """Return the properties of the objects that a schema allows, in the order of the schema. ``root``: the document
+    that its references point into; None: the schema."""
+    return _properties(schema, schema if root is None else root, 0, {})
 
 
 def _properties(schema: Any, root: Any, depth: int, known: dict[int, Properties]) -> Properties:

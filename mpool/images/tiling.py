@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InvalidArgument
-from .preparing import prepare, whole_patches
+from .preparing import MAX_SIDE, prepare, whole_patches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,6 +83,8 @@ def tile_image(image: Image, settings: VisionSettings, name: str) -> TiledImage:
         return TiledImage([whole_patches(tile, settings.image.patch_size) for tile in made.tiles], made.placeholders)
     if settings.scheme == "any":
         return _any_size(image, settings, name)
+    if settings.scheme == "fit":
+        return _fit(image, settings, name)
     if settings.scheme == "pan":
         return _pan(image, settings, name)
     tile = prepare(image, settings.image, name)
@@ -348,3 +350,27 @@ def _pan(image: Image, settings: VisionSettings, name: str) -> TiledImage:
     for number in range(len(boxes)):
         placeholders += [" " if number else "", *shown]
     return TiledImage(tiles, placeholders)
+
+
+# ---- Gemma 4: the whole image, with at most a number of embeddings ---------------------------------------------------
+
+_BEGIN, _END = "<|image>", "<image|>"
+
+
+def _fit(image: Image, settings: VisionSettings, name: str) -> TiledImage:
+    assert settings.rows is not None
+    unit, patch = settings.image.patch_size * settings.merge, settings.image.patch_size
+    width, height = image.size
+    most = settings.rows * settings.merge ** 2 * patch ** 2
+    factor = sqrt(most / (height * width))
+    high, wide = floor(factor * height / unit) * unit, floor(factor * width / unit) * unit
+    if not high:
+        high, wide = unit, min(width // height, settings.rows) * unit
+    elif not wide:
+        high, wide = min(height // width, settings.rows) * unit, unit
+    if not high or not wide or high * wide > most or max(high, wide) > MAX_SIDE:
+        raise InvalidArgument(param=name, got=f"{width} x {height} pixels", allowed="sides that differ less",
+                              hint="Crop the image first")
+    tile = np.asarray(image if (wide, high) == image.size else
+                      image.resize((wide, high), resample=settings.image.resample))  # type: ignore[arg-type]
+    return TiledImage([tile], [_BEGIN, PlaceholderRun(1, rows_of(settings, high, wide)), _END])

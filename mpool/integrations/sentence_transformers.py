@@ -693,7 +693,7 @@ def _texts_of(inputs: Any) -> tuple[list[Any], bool]:
     Raises:
         InvalidArgument: the argument is neither. The pool checks each text.
     """
-    if isinstance(inputs, (str, Mapping)):
+    if isinstance(inputs, (str, Mapping)) or _is_image(inputs):
         return [_text_of(inputs)], True
     items = items_of("inputs", inputs, "a text, or a sequence of texts")
     return [_text_of(one) for one in items], False
@@ -703,7 +703,11 @@ def _text_of(value: Any) -> Any:
     """Return the text of ``{"text": ...}``, ``{"image": ...}`` for a Pillow image, or any other value unchanged."""
     if isinstance(value, Mapping):
         return value["text"] if set(value) == {"text"} and isinstance(value["text"], str) else value
-    return {"image": value} if type(value).__module__.startswith("PIL.") else value
+    return {"image": value} if _is_image(value) else value
+
+
+def _is_image(value: Any) -> bool:
+    return type(value).__module__.startswith("PIL.")
 
 
 def _check_call(batch_size: Any, device: Any, unused: Mapping[str, Any]) -> None:

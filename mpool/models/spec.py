@@ -397,7 +397,8 @@ class VisionSettings:
         scheme: method of splitting an image into tiles. ``"one"``: one tile, the scaled image. ``"tiles"``: the scaled
             image, and the tiles of the image at one of the sizes of ``grid``. ``"split"``: tiles, each after a text
             that states its position, then the scaled image. ``"any"``: one tile that keeps the aspect ratio.
-            ``"pan"``: the scaled image, then crops of a long image.
+            ``"pan"``: the scaled image, then crops of a long image. ``"fit"``: one tile that keeps the aspect ratio, as
+            large as ``rows`` allows.
         image: preprocessing of a tile.
         image_token_id: id of the placeholder token for one embedding of an image; -1: the vocabulary has none.
         mark_token_id: id of the token that the chat template writes for an image; None: the placeholder token.
@@ -413,6 +414,8 @@ class VisionSettings:
         video: settings for frames of a video; None: the model takes none.
         crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
             an image is cropped; None: images are not cropped.
+        rows: for ``"fit"``: maximum number of embeddings of an image.
+        rows_allowed: values that a request may choose for ``rows``.
     """
 
     scheme: str
@@ -427,6 +430,8 @@ class VisionSettings:
     pixels: tuple[int, int] | None = None
     crops: tuple[int, int, float] | None = None
     video: VideoSettings | None = None
+    rows: int | None = None
+    rows_allowed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

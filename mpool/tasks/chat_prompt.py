@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import refuse
+from ..checks import integer, refuse
 from ..conversation import reasoning, tool_formats, tool_templates, turns
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
 from ..conversation.template import ImageTexts, check_arguments
@@ -41,6 +41,7 @@ class Conversation:
         variables: option ``template_options``.
         tools: options of function calls, or None.
         allow_urls: option ``allow_urls``.
+        image_tokens: option ``image_tokens``.
     """
 
     messages: Any
@@ -49,6 +50,7 @@ class Conversation:
     variables: Mapping[str, Any]
     tools: ToolOptions | None
     allow_urls: bool
+    image_tokens: int | None
 
 
 def check(messages: Any, options: dict[str, Any]) -> Conversation:
@@ -77,6 +79,9 @@ def check(messages: Any, options: dict[str, Any]) -> Conversation:
     allow_urls = options.pop("allow_urls", False)
     if not isinstance(allow_urls, bool):
         refuse("allow_urls", allow_urls, "True or False")
+    image_tokens = options.pop("image_tokens", None)
+    if image_tokens is not None and (integer(image_tokens) is None or image_tokens < 1):
+        refuse("image_tokens", image_tokens, "a number that the model supports, or None")
     images: list[Any] = []
     checked = native_calls.converted(messages, check_messages, messages, images)
     tools = None
@@ -84,7 +89,7 @@ def check(messages: Any, options: dict[str, Any]) -> Conversation:
         tools = read_options(options)
     for name in ("tools", "tool_choice", "parallel_tool_calls"):
         options.pop(name, None)
-    return Conversation(messages, checked, images, variables, tools, allow_urls)
+    return Conversation(messages, checked, images, variables, tools, allow_urls, image_tokens)
 
 
 def check_content(conversation: Conversation, call: Call | None = None) -> None:
@@ -133,8 +138,9 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
         checked = _with_switch(entry, checked, variables)
         checked, template_tools = _with_tools(entry, checked, tools)
         if entry.capability == "vision":
-            return *_with_images(entry, checked, conversation.images, variables, conversation.allow_urls, call,
-                                 template_tools, check_length), tools
+            return *_with_images(entry, checked, conversation, call, template_tools, check_length), tools
+        if conversation.image_tokens is not None:
+            refuse("image_tokens", conversation.image_tokens, "None for a model that does not see")
         prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, images=None,
                                          merge_turns=True, deadline=None if call is None else call.deadline,
                                          check_length=check_length, **variables)
@@ -173,14 +179,13 @@ def _with_tools(entry: Entry, messages: list[dict[str, Any]],
     return tool_templates.with_tools(messages, tools.definitions, format), None
 
 
-def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any], variables: Mapping[str, Any],
-                 allow_urls: Any, call: Call | None,
+def _with_images(entry: Entry, messages: list[dict[str, Any]], conversation: Conversation, call: Call | None,
                  tools: list[dict[str, Any]] | None,
                  check_length: Callable[[int], object] | None) -> tuple[ChatPrompt, Images | None]:
     deadline = None if call is None else call.deadline
-    cuts = vision.read_images(entry, images, allow_urls, deadline)
+    cuts = vision.read_images(entry, conversation.images, conversation.allow_urls, deadline, conversation.image_tokens)
     return place_images(entry, messages, cuts, deadline, tools=tools, merge_turns=True, check_length=check_length,
-                        **variables)
+                        **conversation.variables)
 
 
 def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledImage], deadline: float | None,

@@ -17,6 +17,7 @@ from ..conversation.messages import NamedImage
 from ..errors import MemoryExhausted, MpoolError, Overloaded, Timeout
 from ..host import native_calls
 from ..images.loading import check_image, convert_image
+from ..images.loading import images_of as images_of
 from ..images.preparing import prepare
 from ..runtime import deadlines as _deadlines
 from .options import ImageOptions as Options

@@ -9,7 +9,7 @@ model with two encoders, such as CLIP, embeds texts and images apart.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ..host import native_calls
 from ..images.tiling import TiledImage
 from . import chat_prompt, image_embedding, vision
 from . import text_embedding as embedding
+from .options import ImageOptions
 from .steps import Cutter, IterRequest, SeveralJob, Steps, VectorRequest
 from .vectors import Bar, Kind, VectorPlan, plan_of
 
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
     from ..runtime.entry import Entry
     from ..runtime.history import TrackedRequest
+    from ..runtime.hosts import Host
     from ..tokenizers import Tokenizer
     from .jobs import Job
-    from .options import Call
+    from .options import Call, EmbedOptions
     from .vision import Images
 
 _ALLOWED = 'a str, or a dict with "text", "image" or both'
@@ -425,3 +427,24 @@ class SplitRequest:
     def job(self, capability: str, again: Callable[[], Any], running: TrackedRequest) -> Job:
         """Submit the request and return its handle. ``again`` is not used."""
         return SeveralJob(capability, self.requests, running, lambda parts: self._joined(np.concatenate(parts)))
+
+
+def split_request(pool: Host, entry: Entry, inputs: list[Any], single: bool, options: EmbedOptions, call: Call,
+                  finish: Callable[[Any], Any]) -> SplitRequest:
+    """Return the request for texts and images to a model with an encoder for each, such as CLIP.
+
+    Raises:
+        WrongCapability: the model embeds no images.
+    """
+    texts, images = split(inputs, single, entry.key)
+    options = replace(options, precision="float32")
+    found = []
+    if texts:
+        found.append(VectorRequest(embedding.TEXTS, embedding.plan(entry, options), list(texts.values()),
+                                   embedding.slices, False, False, call, lambda rows: rows))
+    if images:
+        own = ImageOptions(**{one.name: getattr(options, one.name) for one in fields(ImageOptions)})
+        plan = image_embedding.plan(pool._find(entry.main, "image_embedding"), own)
+        found.append(VectorRequest(image_embedding.IMAGES, plan, list(images.values()), image_embedding.slices, False,
+                                   False, call, lambda rows: rows))
+    return SplitRequest(found[0].plan, found, [*texts, *images], finish)

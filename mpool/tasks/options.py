@@ -32,6 +32,8 @@ Compute = Literal["auto", "float32", "float32-fast", "bfloat16", "int8"]
 Progress = bool | Callable[[int, int | None], object] | None
 Priority = Literal["critical", "high", "normal", "low", "batch", 0, 1, 2, 3, 4]
 Policy = Literal["shared", "pack", "p2c", "sequential"]
+#: An input of an embedding model or reranker: a text, or a dict with texts and images.
+Input = str | Mapping[str, Any]
 
 PRIORITIES = ("critical", "high", "normal", "low", "batch")
 
@@ -672,6 +674,9 @@ class TextOptions(SamplingOptions):
     template_options: Mapping[str, Any] | None = option(
         None, "dict of additional variables for the model's chat template, such as ``{\"enable_thinking\": False}``.")
     allow_urls: bool = option(False, "True: fetch images at http and https URLs.", choices=(True, False))
+    image_tokens: int | None = option(
+        None, "maximum number of tokens of each image, for Gemma 4 only: 70, 140, 280, 560 or 1120. None: the number "
+        "in the configuration of the model's image processor; for GGUF files 280.")
 
 
 # ---- images --------------------------------------------------------------------------------------------------------

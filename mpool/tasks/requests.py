@@ -160,7 +160,7 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         if entry.describe().vision is not None:
             return _mixed().request(_mixed().plan(entry, own), texts, single, options.progress, call, finish)
         if mixed:
-            return _apart(pool, entry, texts, single, own, call, finish)
+            return _mixed().split_request(pool, entry, texts, single, own, call, finish)
         return VectorRequest(embedding.TEXTS, embedding.plan(entry, own), texts, embedding.slices, single,
                              options.progress, call, finish)
 
@@ -177,25 +177,6 @@ def _mixed() -> Any:
     from . import mixed_inputs
 
     return mixed_inputs
-
-
-def _apart(pool: Host, entry: Entry, inputs: list[Any], single: bool, options: EmbedOptions, call: Call,
-           finish: Callable[[Any], Any]) -> Any:
-    """Return the request for texts and images to a model with an encoder for each, such as CLIP."""
-    from . import image_embedding
-
-    texts, images = _mixed().split(inputs, single, entry.key)
-    options = replace(options, precision="float32")
-    found = []
-    if texts:
-        found.append(VectorRequest(embedding.TEXTS, embedding.plan(entry, options), list(texts.values()),
-                                   embedding.slices, False, False, call, lambda rows: rows))
-    if images:
-        own = ImageOptions(**{one.name: getattr(options, one.name) for one in fields(ImageOptions)})
-        plan = image_embedding.plan(pool._find(entry.main, "image_embedding"), own)
-        found.append(VectorRequest(image_embedding.IMAGES, plan, list(images.values()), image_embedding.slices, False,
-                                   False, call, lambda rows: rows))
-    return _mixed().SplitRequest(found[0].plan, found, [*texts, *images], finish)
 
 
 def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -404,14 +385,13 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
-    from ..images.loading import images_of
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
     options = _parsed(pool, model, ImageOptions, "embed_image", given, "image_embedding")
     most = _limit(pool, options.max_inputs)
     vectors.check_progress(options.progress)
-    found = images_of(images, most)
+    found = image_embedding.images_of(images, most)
     single = found is None
     vectors.check_precision(options.precision, 1 if found is None else len(found))
 
@@ -448,7 +428,7 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     special = options.pop("parse_special", False)
     unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
-        for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls", "image_tokens"):
             if options.pop(name, None) is not None:
                 raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", param=name,
                                       hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': "
@@ -464,11 +444,17 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     return generation.prepare(entry, ids, compute, options)
 
 
+def _chat_prompt() -> Any:
+    """Return the module that renders conversations."""
+    from . import chat_prompt
+
+    return chat_prompt
+
+
 def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                  capability: str = "text_to_text") -> TextRequest:
     """Return the request for a conversation. Consumes ``options``."""
-    from . import chat_prompt
-
+    chat_prompt = _chat_prompt()
     unread = _is_unread(pool, model, capability)
     with before(pool, model, capability):
         conversation = chat_prompt.check(messages, options)
@@ -486,8 +472,7 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
 
 def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call) -> list[int]:
     """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
-    from . import chat_prompt
-
+    chat_prompt = _chat_prompt()
     unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
         conversation = chat_prompt.check(messages, options)

@@ -141,14 +141,14 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
             if getattr(options, name) is not None:
                 refuse(name, getattr(options, name), "None for this model, which reads only the query and the document",
                        key=entry.key, hint="Only rerankers that are language models have prompts")
-    if description.vision is not None:
-        raise Unsupported("this function takes no model with images", key=entry.key, hint="Use mpool.embed or "
-                          "mpool.rerank")
     if settings.answering is not None and options.parse_special:
         refuse("parse_special", True, "False for this model, whose chat template writes the control tokens",
                key=entry.key)
     if options.result == "vectors":
         check_output(entry, settings, getattr(options, "embedding", "dense"))
+    if description.vision is not None:
+        raise Unsupported("this function takes no model with images", key=entry.key,
+                          hint="Use mpool.embed or mpool.rerank")
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
@@ -500,7 +500,7 @@ def are_token_ids(inputs: list[Any]) -> bool:
     return isinstance(first, (list, tuple)) and bool(first) and not isinstance(first[0], str)
 
 
-def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
+def pack_ids(plan: Any, sequences: list[list[int]], start: int = 0) -> Pack:
     """Validate sequences of token ids, which are used without prompt, special tokens and truncation.
 
     Args:
@@ -521,7 +521,7 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
     return native_calls.converted(sequences, _pack_ids, plan, sequences, start)
 
 
-def _pack_ids(plan: Plan, sequences: list[list[int]], start: int) -> Pack:
+def _pack_ids(plan: Any, sequences: list[list[int]], start: int) -> Pack:
     ids: list[int] = []
     offsets = [0]
     for at, sequence in enumerate(sequences, start):
@@ -640,7 +640,7 @@ def _name(at: int, single: bool) -> str:
     return "inputs" if single else f"inputs[{at}]"
 
 
-def _keyed(error: MpoolError, plan: Plan) -> MpoolError:
+def _keyed(error: MpoolError, plan: VectorPlan) -> MpoolError:
     """Add the key of the model to an error that has none."""
     error.key = error.key or plan.entry.key
     return error
@@ -661,7 +661,7 @@ def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
     return fault
 
 
-def too_long(name: str, tokens: int, plan: Plan, hint: str = "Shorten it, or set truncate=True") -> ContextOverflow:
+def too_long(name: str, tokens: int, plan: Any, hint: str = "Shorten it, or set truncate=True") -> ContextOverflow:
     """Return the error for a text with too many tokens. ``name``: parameter with the text, and its index."""
     return ContextOverflow(f"`{name}` has {tokens} tokens, the model accepts at most {plan.max_tokens}", tokens=tokens,
                            limit=plan.max_tokens, param=name, hint=hint, key=plan.entry.key)

@@ -227,10 +227,8 @@ def check_capability(capability: Any) -> None:
 #: reverse: a later check raises an error that names the right function.
 _TEXT = (_options.GenerateOptions, _options.TextOptions)
 _INPUTS = "str | Sequence[str] | Sequence[Sequence[int]]"
-#: An input with images.
-_DICT = "Mapping[str, Any]"
-_MIXED = f"{_INPUTS} | {_DICT} | Sequence[str | {_DICT}]"
-_ITEMS = f"Iterable[str | {_DICT}] | Iterable[Sequence[int]]"
+_MIXED = "Input | Sequence[Input] | Sequence[Sequence[int]]"
+_ITEMS = "Iterable[Input | Sequence[int]]"
 _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
 
 EMBED = Verb(
@@ -240,8 +238,8 @@ EMBED = Verb(
               'lists, tuples or arrays of token ids of this model, which are used unchanged: without prompt, special '
               'tokens and truncation. The texts of control tokens (``"[SEP]"``, ``"<|im_end|>"``) are plain text, '
               'unless ``parse_special`` is True. With a model that embeds images, an input may also be a dict with '
-              '``"text"``, ``"image"`` (an image as for :func:`embed_image`) or both; each may be a list. Models such as '
-              'Qwen3-VL-Embedding embed both together, CLIP and SigLIP a text or an image.'),
+              '``"text"``, ``"image"`` (an image as for :func:`embed_image`) or both; each may be a list. Models such '
+              'as Qwen3-VL-Embedding embed both together, CLIP and SigLIP a text or an image.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedOptions, 'NDArray[Any]',
@@ -285,7 +283,8 @@ Source:
 EMBED_ITER = Verb(
     'embed_iter', 'text_embedding', (
         Parameter('texts', _ITEMS,
-              'texts, with a model of texts and images such as Qwen3-VL-Embedding also dicts, or lists, tuples or arrays of token ids as for :func:`embed`, from any iterable, such as a '
+              'texts, with a model of texts and images such as Qwen3-VL-Embedding also dicts, or lists, '
+              'tuples or arrays of token ids as for :func:`embed`, from any iterable, such as a '
               'generator, an open text file or a column of a table. The first item decides: all are texts, or all are '
               'token ids. In :mod:`mpool.aio` also an asynchronous iterable.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
@@ -431,10 +430,10 @@ Example:
 
 RERANK = Verb(
     'rerank', 'text_embedding', (
-        Parameter('query', f'str | {_DICT}',
+        Parameter('query', 'Input',
               'a text of 1 to 1,000,000 characters; with a reranker that reads images, such as Qwen3-VL-Reranker, also '
               'a dict with ``"text"``, ``"image"`` or both, as for :func:`embed`.'),
-        Parameter('documents', f'Sequence[str | {_DICT}]',
+        Parameter('documents', 'Sequence[Input]',
               'a list, tuple, array or pandas Series of texts of at most 1,000,000 characters, or of such dicts.'),
         _model('a cross-encoder: a catalogue key such as ``"bge-reranker-v2-m3"``; the folder or reference of a '
              'sequence classifier with one label (BERT, DistilBERT, ELECTRA, ALBERT, RoBERTa, XLM-RoBERTa, MPNet, '

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
@@ -63,9 +63,14 @@ class Images:
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: bool,
-          deadline: float | None) -> list[TiledImage]:
+def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: bool, deadline: float | None,
+          tokens: int | None) -> list[TiledImage]:
     settings, found = _settings(entry), []
+    if tokens is not None:
+        if tokens not in settings.rows_allowed:
+            refuse("image_tokens", tokens, ", ".join(map(str, settings.rows_allowed)) + " or None"
+                   if settings.rows_allowed else "None: images of this model have a fixed number of tokens")
+        settings = replace(settings, rows=tokens)
 
     def converted(given: NamedImage, convert: Callable[[Any], Any]) -> Any:
         return convert_image(given.image, given.name, convert, allow_urls=allow_urls,
@@ -107,8 +112,8 @@ def _settings(entry: Entry) -> VisionSettings:
     return settings
 
 
-def read_images(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: Any,
-                deadline: float | None) -> list[TiledImage]:
+def read_images(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: Any, deadline: float | None,
+                tokens: int | None = None) -> list[TiledImage]:
     """Read images and prepare them for the model. Threads for native calls decode them.
 
     Args:
@@ -116,6 +121,7 @@ def read_images(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_u
         images: paths, URLs, bytes, arrays or Pillow images, as for :func:`mpool.vision`.
         allow_urls: True: download images from URLs.
         deadline: ``time.monotonic()`` at which downloads and decoders end; None: no deadline.
+        tokens: maximum number of tokens of an image; None: that of the model's image processor.
 
     Raises:
         InvalidArgument: a value is not an image, an image is corrupted or exceeds a limit, or there are too many.
@@ -126,7 +132,7 @@ def read_images(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_u
     try:
         _check_count(images)
         with native_calls.limited(deadline):
-            return _read(entry, images, allow_urls, deadline)
+            return _read(entry, images, allow_urls, deadline, tokens)
     except MpoolError as error:
         error.key = error.key or entry.key
         raise

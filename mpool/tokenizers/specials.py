@@ -45,7 +45,7 @@ CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_c
               "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|tool_call_start|>",
               "<function_calls>", "</function_calls>", "<seed:tool_call>", "</seed:tool_call>", "<arg_key>",
               "</arg_key>", "<arg_value>", "</arg_value>", "<TOOLCALL>", "</TOOLCALL>", "<|START_ACTION|>",
-              "<|END_ACTION|>",
+              "<|END_ACTION|>", "<|tool_call>", "<tool_call|>", '<|"|>',
               "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<|START_THINKING|>",
               "<|END_THINKING|>", "<|channel>", "<channel|>")
 

@@ -227,6 +227,14 @@ MP_TEST_SECONDS(models_vision_contract_taps, 300) {
     has_newline = false;
     check_contract(&deep_kind, floats, 1, MP_COMPUTE_F32);
 }
+MP_TEST_SECONDS(models_vision_contract_bounded, 300) {
+    static const mp_dtype floats[] = {MP_F32};
+    tile_rows = ROWS / 4;
+    oblong = true;
+    has_newline = false;
+    check_contract(&bounded_kind, floats, 1, MP_COMPUTE_F32);
+    check_contract(&bounded_kind, floats, 1, MP_COMPUTE_BF16);
+}
 /* Some images begin before a border of KV blocks and end after it. */
 MP_TEST_SECONDS(models_vision_contract_spans_float32, 300) {
     static const mp_dtype floats[] = {MP_F32};

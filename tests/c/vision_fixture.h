@@ -147,6 +147,66 @@ static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
 static inline void add_axial(tiny_file *file) { add_encoder_of_any_size(file, false); }
 static inline void add_deep(tiny_file *file) { add_encoder_of_any_size(file, true); }
 
+/* Add an image encoder as that of Gemma 4: positions of columns and lines, norms of heads and outputs, means of 2 by 2
+ * patches. The parts of the second layer have bounds. */
+static inline void add_bounded(tiny_file *file) {
+    enum { MERGE = 2, PLACES = 9, HEADS = 3 };
+    static const char *const ends[] = {"input_min", "input_max", "output_min", "output_max"};
+    char name[64];
+    mp_spec *spec = file->spec;
+    mp_error error;
+    mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
+    set_string(spec, "mpool.vision.decoder", "llama");
+    tiny_int(spec, "mpool.vision.image_token_id", MARK);
+    tiny_int(spec, "mpool.vision.merge", MERGE);
+    tiny_float(spec, "mpool.vision.mean_scale", 4.9);
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.vision.averaged", &yes, &error), &error);
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.image.gated", &yes, &error), &error);
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.image.channels_last", &yes, &error), &error);
+    tiny_int(spec, "mpool.image.frames", 1);
+    tiny_int(spec, "mpool.image.places", PLACES);
+    const struct {
+        const char *key;
+        int value;
+    } numbers[] = {{"block_count", ENCODER_LAYERS},  {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
+                   {"attention.head_count", HEADS}, {"patch_size", PATCH},        {"image_size", SIDE}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        snprintf(name, sizeof name, "gemma4_vision.vision.%s", numbers[i].key);
+        tiny_int(spec, name, numbers[i].value);
+    }
+    tiny_float(spec, "gemma4_vision.vision.attention.layer_norm_epsilon", 1e-6);
+    tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
+    tiny_tensor(file, "v.position_embd.weight", MP_F32, 2 * PLACES, HIDDEN, 1, 0);
+    tiny_tensor(file, "v.std_bias", MP_F32, 1, HIDDEN, 0.3f, 0);
+    tiny_tensor(file, "v.std_scale", MP_F32, 1, HIDDEN, 0.3f, 1);
+    const struct {
+        const char *name;
+        int rows, columns;
+    } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
+                    {"attn_out", HIDDEN, HIDDEN}, {"ffn_gate", FFN, HIDDEN},  {"ffn_up", FFN, HIDDEN},
+                    {"ffn_down", HIDDEN, FFN}};
+    static const char *const norms[] = {"ln1", "ln2", "attn_post_norm", "ffn_post_norm"};
+    for (int l = 0; l < ENCODER_LAYERS; l++) {
+        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+            snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, matrices[m].name);
+            tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
+            for (int e = 0; l == 1 && e < 4; e++) {
+                snprintf(name, sizeof name, "v.blk.%d.%s.%s", l, matrices[m].name, ends[e]);
+                tiny_tensor(file, name, MP_F32, 1, 1, 0.1f, e % 2 ? 0.7f : -0.7f);
+            }
+        }
+        for (size_t n = 0; n < sizeof norms / sizeof *norms; n++) {
+            snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, norms[n]);
+            tiny_tensor(file, name, MP_F32, 1, HIDDEN, 0.3f, 1);
+        }
+        for (int k = 0; k < 2; k++) {
+            snprintf(name, sizeof name, "v.blk.%d.attn_%s_norm.weight", l, k ? "k" : "q");
+            tiny_tensor(file, name, MP_F32, 1, HIDDEN / HEADS, 0.3f, 1);
+        }
+    }
+    tiny_tensor(file, "mm.0.weight", MP_F32, TINY_HIDDEN, HIDDEN, 0.3f, 0);
+}
+
 /* Prompts around images, by item number; `turned` prompts have their image's rows in reverse, then the newline row. */
 static const struct {
     int before, n, images[MAX], between, after, choices;
@@ -223,6 +283,7 @@ static inline void add_windowed_spans(tiny_file *file) {
 static const tiny_kind spans_kind = {.arch = "llava", .window = 9, .more = add_spans};
 static const tiny_kind windowed_spans_kind = {.arch = "llava", .window = 9, .more = add_windowed_spans};
 static const tiny_kind axial_kind = {.arch = "qwen2_5_vl", .more = add_axial};
+static const tiny_kind bounded_kind = {.arch = "gemma4_vision", .more = add_bounded};
 static const tiny_kind deep_kind = {.arch = "qwen3_vl", .more = add_deep};
 
 #endif

@@ -282,6 +282,8 @@ static void embed_inputs(const mp_decoder_pass *pass, const mp_decoder_view *vie
     for (int64_t r = row0; r < row1; r++) /* rows of images have negative ids */
         finish_inputs(model, pass->rows.id[r], pass->inputs + r * all, (float *)(void *)view->own);
     mp_team_barrier(thread);
+    if (thread->index == 0) /* pages of the table would stay resident, with those that the system maps around them */
+        mp_weights_release(model->weights, &model->inputs.table);
 }
 
 /* Adds the next vectors of image rows to the output of a layer. After the last mixer, rows that are no outputs may hold

@@ -19,6 +19,7 @@ static void vit_destroy(mp_model *base) {
         return;
     mp_weight_store_deinit(&model->store);
     mp_free(model->layers);
+    mp_free(model->ones);
     mp_recent_deinit(&model->recent);
     mp_weights_close(model->weights);
     mp_free(model);
@@ -93,11 +94,24 @@ static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) 
     return MP_OK;
 }
 
+/* Read how the positions of columns and lines are stored. */
+static mp_status read_sides(mp_vit *model, const mp_spec *spec, mp_error *error) {
+    int64_t places;
+    bool in_turn = false;
+    MP_TRY(mp_spec_int_capped(spec, "mpool.image.places", 1, MP_VIT_MAX_PLACES, NULL, &places, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.image.places_in_turn", &in_turn, &in_turn, error));
+    model->places = (int32_t)places;
+    model->place_step = in_turn ? 2 : 1;
+    model->first_line = in_turn ? 1 : (int32_t)places;
+    return MP_OK;
+}
+
 static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
     int64_t layers, hidden, heads, ffn, image, patch, registers, none = 0;
     double eps;
     bool no = false;
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.block_count", 1, MAX_LAYERS, NULL, &layers, error));
+    const int64_t least = (flags & MP_VIT_AXIAL) || !(flags & MP_VIT_SIDES); /* Gemma 4 12B has no layers */
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.block_count", least, MAX_LAYERS, NULL, &layers, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
     MP_TRY(mp_spec_int(spec, "{arch}.vision.attention.head_count", 1, hidden, NULL, &heads, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
@@ -106,6 +120,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     MP_TRY(mp_spec_float(spec, "{arch}.vision.attention.layer_norm_epsilon", 1e-30, 1, NULL, &eps, error));
     MP_TRY(mp_spec_int_capped(spec, "mpool.image.registers", 0, MAX_REGISTERS, &none, &registers, error));
     MP_TRY(mp_spec_bool(spec, "mpool.image.gated", &no, &model->gated, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.image.channels_last", &no, &model->channels_last, error));
     if (hidden % heads)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
                             "a divisor of the width", "%lld of width %lld", (long long)heads, (long long)hidden);
@@ -124,9 +139,12 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     model->root_norms = (flags & MP_VIT_ROOT_NORMS) != 0;
     model->axial = (flags & MP_VIT_AXIAL) != 0;
     model->aligned = (flags & MP_VIT_ALIGNED) != 0;
+    model->normed_heads = (flags & MP_VIT_NORMED_HEADS) != 0;
     model->frames = 1;
     if (model->axial)
         MP_TRY(read_axes(model, spec, error));
+    if (flags & MP_VIT_SIDES)
+        MP_TRY(read_sides(model, spec, error));
     model->eps = (float)eps;
     MP_TRY(mp_model_activation(spec, "mpool.image.activation", "gelu", &model->act, error));
     return read_pixels(model, spec, error);
@@ -162,9 +180,10 @@ static mp_status add_linears(const mp_builder *builder, int index, const named_l
     return MP_OK;
 }
 
+/* norm->n: 0: the width of the network. */
 static mp_status add_norm(const mp_vit *model, const mp_builder *builder, int index, const char *name, mp_norm *norm,
                           mp_error *error) {
-    const mp_norm like = {.n = model->hidden, .eps = model->eps, .root = model->root_norms};
+    const mp_norm like = {.n = norm->n ? norm->n : model->hidden, .eps = model->eps, .root = model->root_norms};
     char full[64];
     full_name(full, sizeof full, index, name, "");
     return mp_norm_read(norm, builder, full, like, model->root_norms ? MP_NORM_NO_BIAS : MP_NORM_BIAS, 0, error);
@@ -203,6 +222,20 @@ static mp_status read_halves(mp_vit *model, const mp_builder *builder, mp_error 
                                    2 * inputs, error);
 }
 
+/* Read the norms before and after the first matrix, if the file has them, and allocate the weights of norms without. */
+static mp_status read_sides_norms(mp_vit *model, const mp_builder *builder, int32_t inputs, mp_error *error) {
+    model->ones = mp_alloc_array((size_t)model->hidden, sizeof *model->ones, MP_TAG_WEIGHTS);
+    if (!model->ones)
+        return mp_fail_memory(error, (uint64_t)model->hidden * sizeof *model->ones, "the norms of an image network");
+    for (int32_t i = 0; i < model->hidden; i++)
+        model->ones[i] = 1;
+    if (!mp_weights_has(builder->weights, "v.patch_norm.1.weight"))
+        return MP_OK;
+    model->patch_norm.n = inputs;
+    MP_TRY(add_norm(model, builder, -1, "patch_norm.1", &model->patch_norm, error));
+    return add_norm(model, builder, -1, "patch_norm.2", &model->embedding_norm, error);
+}
+
 static mp_status read_embeddings(mp_vit *model, const mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
     const int32_t inputs = MP_IMAGE_CHANNELS * model->frames * model->patch * model->patch;
     const named_linear linears[] = {{"patch_embd", &model->patches, model->hidden, inputs}};
@@ -219,6 +252,11 @@ static mp_status read_embeddings(mp_vit *model, const mp_builder *builder, uint3
     if (model->registers)
         MP_TRY(mp_builder_plain(builder, &model->register_tokens, "v.register_embd", model->registers, model->hidden,
                                 error));
+    if (model->places) {
+        MP_TRY(read_sides_norms(model, builder, inputs, error));
+        return mp_builder_plain(builder, &model->positions, "v.position_embd.weight", 2 * (int64_t)model->places,
+                                model->hidden, error);
+    }
     if (model->axial && !model->aligned)
         return MP_OK;
     return mp_builder_plain(builder, &model->positions, "v.position_embd.weight",
@@ -229,6 +267,38 @@ static void describe_mlp(const mp_vit *model, bool gated, mp_mlp *mlp) {
     mlp->ffn = model->ffn;
     mlp->gated = gated;
     mlp->act = model->act;
+}
+
+/* Read the bounds of the parts of a layer that have any. */
+static mp_status read_bounds(mp_vit_layer *layer, const mp_builder *builder, int index, mp_error *error) {
+    static const char *const parts[MP_VIT_PARTS] = {"attn_q",   "attn_k", "attn_v",  "attn_out",
+                                                    "ffn_gate", "ffn_up", "ffn_down"};
+    static const char *const ends[] = {".input_min", ".input_max", ".output_min", ".output_max"};
+    char name[64];
+    for (int p = 0; p < MP_VIT_PARTS; p++) {
+        mp_vit_bounds *bounds = &layer->bounds[p];
+        float **const to[] = {&bounds->input_min, &bounds->input_max, &bounds->output_min, &bounds->output_max};
+        for (size_t i = 0; i < COUNT(to); i++) {
+            full_name(name, sizeof name, index, parts[p], ends[i]);
+            if (!mp_weights_has(builder->weights, name))
+                continue;
+            layer->bounded = true;
+            MP_TRY(mp_builder_vector(builder, to[i], name, 1, error));
+        }
+    }
+    return MP_OK;
+}
+
+/* Read the norms of heads and of the outputs of sublayers, and the bounds. */
+static mp_status read_normed(const mp_vit *model, mp_vit_layer *layer, const mp_builder *builder, int index,
+                             mp_error *error) {
+    mp_transformer_layer *base = &layer->base;
+    base->q_norm.n = base->k_norm.n = model->head_dim;
+    MP_TRY(add_norm(model, builder, index, "attn_q_norm", &base->q_norm, error));
+    MP_TRY(add_norm(model, builder, index, "attn_k_norm", &base->k_norm, error));
+    MP_TRY(add_norm(model, builder, index, "attn_post_norm", &base->attention_after, error));
+    MP_TRY(add_norm(model, builder, index, "ffn_post_norm", &base->ffn_after, error));
+    return read_bounds(layer, builder, index, error);
 }
 
 static mp_status read_layer(mp_vit *model, const mp_builder *builder, int index, uint32_t flags, mp_error *error) {
@@ -247,6 +317,8 @@ static mp_status read_layer(mp_vit *model, const mp_builder *builder, int index,
     MP_TRY(add_linears(builder, index, model->gated ? up : up + 1, model->gated ? 2 : 1, error));
     MP_TRY(add_norm(model, builder, index, "ln1", &layer->attention_norm, error));
     MP_TRY(add_norm(model, builder, index, "ln2", &layer->ffn_norm, error));
+    if (model->normed_heads)
+        MP_TRY(read_normed(model, &model->layers[index], builder, index, error));
     if (!(flags & MP_VIT_LAYER_SCALE))
         return MP_OK;
     MP_TRY(add_vector(model, builder, index, "ls1.weight", &layer->attention_scale, error));
@@ -277,9 +349,11 @@ mp_status mp_vit_read(mp_vit *model, const mp_builder *builder, const mp_spec *s
     MP_TRY(read_hyper(model, spec, flags, error));
     MP_TRY(mp_weights_check_biases(builder->weights, "v.blk.", model->layer_count, error));
     MP_TRY(read_embeddings(model, builder, flags, norm, error));
-    model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
+    const size_t count = (size_t)(model->layer_count > 0 ? model->layer_count : 1); /* the first gives scratch sizes */
+    model->layers = mp_alloc_array(count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers)
-        return mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
+        return mp_fail_memory(error, count * sizeof *model->layers, "the layers");
+    model->layers[0].base.ffn.ops = &mp_ffn_dense;
     int64_t windowed[MAX_LAYERS], none = 0;
     MP_TRY(mp_spec_ints(spec, "mpool.image.window_layers", model->layer_count, 0, model->axial, &none, windowed,
                         error));

@@ -33,7 +33,7 @@ static mp_attention attention_of(const mp_vit *model) {
                           .kv_heads = model->heads,
                           .head_dim = model->head_dim,
                           .compute = model->compute,
-                          .scale = 1 / sqrtf((float)model->head_dim)};
+                          .scale = model->normed_heads ? 1 : 1 / sqrtf((float)model->head_dim)};
 }
 
 static int inner_width(const mp_vit *model) { return model->gated ? 2 * model->ffn : model->ffn; }
@@ -154,10 +154,16 @@ static void step_on(mp_vit_cursor *at, int64_t done, int64_t all) {
 
 /* ---- from pixels to rows ----------------------------------------------------------------------------------------- */
 
-/* Write a patch in the layout of the convolution's weights: channels, frames, lines, columns. */
+/* Write a patch in the layout of the first matrix: channels, frames, lines, columns; or lines, columns, channels. */
 static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, int x, float *out) {
     const int p = model->patch;
-    for (int c = 0; c < MP_IMAGE_CHANNELS; c++)
+    for (int i = 0; model->channels_last && i < p; i++) {
+        const int64_t pixel = ((int64_t)y * p + i) * image->width + (int64_t)x * p;
+        const uint8_t *line = image->pixels + pixel * MP_IMAGE_CHANNELS;
+        for (int k = 0; k < p * MP_IMAGE_CHANNELS; k++)
+            *out++ = model->pixel[k % MP_IMAGE_CHANNELS][line[k]];
+    }
+    for (int c = 0; !model->channels_last && c < MP_IMAGE_CHANNELS; c++)
         for (int i = 0; i < p * model->frames; i++) {
             const uint8_t *line = image->pixels + (size_t)(i / p) * image->frame +
                                   (((int64_t)y * p + i % p) * image->width + (int64_t)x * p) * MP_IMAGE_CHANNELS + c;
@@ -176,11 +182,22 @@ static void unfold(const work *w, int64_t patch0, int64_t patch1, float *out) {
             continue;
         for (int n = 0; n < image->down * image->across; n++) {
             int64_t patch = image->patch + (image->place ? image->place[n] : n) - patch0;
-            if (patch >= first && patch < end)
-                unfold_patch(w->model, image, n / image->across, n % image->across,
-                             out + patch * w->model->patches.K);
+            if (patch < first || patch >= end)
+                continue;
+            float *to = out + patch * w->model->patches.K;
+            unfold_patch(w->model, image, n / image->across, n % image->across, to);
+            if (w->model->patch_norm.weight)
+                mp_norm_row(&w->model->patch_norm, to, to);
         }
     }
+}
+
+static void add_sides(const mp_vit *model, int y, int x0, float *x) {
+    const int64_t hidden = model->hidden;
+    const float *column = model->positions + (int64_t)x0 * model->place_step * hidden;
+    const float *line = model->positions + (model->first_line + (int64_t)y * model->place_step) * hidden;
+    for (int64_t i = 0; i < hidden; i++)
+        x[i] += column[i] + line[i];
 }
 
 /* Write row n of an image. Rows are the class token, the registers, then the patches. */
@@ -196,10 +213,14 @@ static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, con
         memcpy(x, model->register_tokens + (int64_t)(n - model->classes) * hidden, bytes);
     } else {
         memcpy(x, patches + (int64_t)(image->patch + n - before) * hidden, bytes);
+        if (model->embedding_norm.weight)
+            mp_norm_row(&model->embedding_norm, x, x);
         if (!model->positions)
             return;
         const int patch = image->order ? image->order[n - before] : n - before;
-        if (image->positions)
+        if (model->places)
+            add_sides(model, patch / image->across, patch % image->across, x);
+        else if (image->positions)
             call->add(image->positions + (int64_t)patch * hidden, hidden, x);
         else
             mp_vit_add_position(model, image->down, image->across, patch / image->across, patch % image->across,
@@ -257,8 +278,21 @@ static mp_transformer_rows rows_of(const work *w, int64_t row0, int64_t row1) {
                                  .inner = w->inner};
 }
 
+/* Norm the heads of a row, and rotate the first half of each query and key by column, the second by line. */
+static void norm_heads(const mp_vit *model, const mp_vit_layer *layer, const float *rotation, float *qkv) {
+    const mp_rope rope = {.dim = model->head_dim / 2, .neox = true};
+    const mp_norm *const norms[] = {&layer->base.q_norm, &layer->base.k_norm};
+    const mp_norm none = {0}, values = {.weight = model->ones, .n = model->head_dim, .eps = model->eps, .root = true};
+    const int half = model->head_dim / 2;
+    for (int i = 0; i < 2; i++, qkv += model->hidden) {
+        mp_attention_place(norms[i], &rope, rotation + half, 0, model->heads, model->head_dim, qkv);
+        mp_attention_place(&none, &rope, rotation, half, model->heads, model->head_dim, qkv);
+    }
+    mp_attention_place(&values, NULL, NULL, 0, model->heads, model->head_dim, qkv);
+}
+
 /* Rotate queries and keys of axial networks, by line and column. */
-static void rotate(const work *w, int64_t row0, int64_t row1) {
+static void rotate(const work *w, int layer, int64_t row0, int64_t row1) {
     const mp_rope rope = {.dim = w->model->head_dim, .neox = true};
     const mp_norm none = {0};
     const mp_vit *model = w->model;
@@ -267,10 +301,15 @@ static void rotate(const work *w, int64_t row0, int64_t row1) {
     for (int i = 0; i < w->pass->count; i++) {
         const mp_vit_image *image = &w->pass->images[i];
         int64_t n = row0 + first - image->row, last = row0 + end - image->row;
-        for (n = n > 0 ? n : 0; n < last && n < image->n; n++)
-            mp_attention_place(&none, &rope, image->rotation + n * model->head_dim, 0,
-                               2 * model->heads, /* keys follow queries */
-                               model->head_dim, w->wide + (image->row + n) * 3 * model->hidden);
+        for (n = n > 0 ? n : 0; n < last && n < image->n; n++) {
+            const float *rotation = image->rotation + n * model->head_dim;
+            float *qkv = w->wide + (image->row + n) * 3 * model->hidden;
+            if (model->normed_heads)
+                norm_heads(model, &model->layers[layer], rotation, qkv);
+            else
+                mp_attention_place(&none, &rope, rotation, 0, 2 * model->heads, /* keys follow queries */
+                                   model->head_dim, qkv);
+        }
     }
 }
 
@@ -292,10 +331,14 @@ static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
     const mp_transformer_rows rows = rows_of(w, row0, row1);
     mp_row_context context = w->context;
     context.wanted = drops ? w->wanted : NULL;
-    mp_transformer_before(&context, &w->model->layers[at->layer].base, &rows);
+    const mp_vit_layer *layer = &w->model->layers[at->layer];
+    if (layer->bounded)
+        mp_vit_bounded_before(&context, layer, &rows);
+    else
+        mp_transformer_before(&context, &layer->base, &rows);
     if (w->model->axial) {
         mp_team_barrier(w->thread);
-        rotate(w, row0, row1);
+        rotate(w, at->layer, row0, row1);
     }
     step_on(at, row1, w->pass->M);
     return (uint64_t)(row1 - row0) * mp_vit_keys_ops(w->model) +
@@ -314,7 +357,11 @@ static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
     }
     next_rows(w, at, all, &row0, &row1);
     const mp_transformer_rows rows = rows_of(w, row0, row1);
-    mp_transformer_after(&w->context, &w->model->layers[at->layer].base, &rows);
+    const mp_vit_layer *layer = &w->model->layers[at->layer];
+    if (layer->bounded)
+        mp_vit_bounded_after(&w->context, layer, &rows);
+    else
+        mp_transformer_after(&w->context, &layer->base, &rows);
     step_on(at, row1, all);
     return (uint64_t)(row1 - row0) * mp_vit_after_ops(w->model);
 }
@@ -405,7 +452,7 @@ bool mp_vit_advance(mp_vit_thread *l, int layers) {
                                                                          after_attention};
     const work w = work_of(l);
     mp_vit_cursor at = l->pass->cursor;
-    if (at.layer == layers)
+    if (at.stage != EMBED && at.layer == layers)
         return true;
     for (int i = 0; l->thread->index == 0 && i < l->pass->count; i++) {
         const mp_vit_image *image = &l->pass->images[i];
@@ -413,7 +460,7 @@ bool mp_vit_advance(mp_vit_thread *l, int layers) {
     }
     mp_team_barrier(l->thread);
     bool go_on = true;
-    while (go_on && at.layer < layers) {
+    while (go_on && (at.stage == EMBED || at.layer < layers)) {
         uint64_t ops = stages[at.stage](&w, &at);
         go_on = mp_vit_barrier(l, ops);
     }

@@ -18,11 +18,21 @@
 
 enum {
     MP_VIT_MAX_PATCHES = 8192, /* maximum patches of an image */
+    MP_VIT_MAX_PLACES = 1 << 16, /* maximum columns, and lines, with learned positions */
     MP_VIT_GRAIN = 96           /* granularity of a part in rows, a multiple of every kernel's tile */
 };
 
+/* Bounds of the inputs and outputs of a linear part, each a vector of one value; NULL: no bound. */
+typedef struct mp_vit_bounds {
+    float *input_min, *input_max, *output_min, *output_max;
+} mp_vit_bounds;
+
+enum { MP_VIT_Q, MP_VIT_K, MP_VIT_V, MP_VIT_OUT, MP_VIT_GATE, MP_VIT_UP, MP_VIT_DOWN, MP_VIT_PARTS };
+
 typedef struct mp_vit_layer {
     mp_transformer_layer base;
+    mp_vit_bounds bounds[MP_VIT_PARTS];
+    bool bounded; /* some part has bounds: image/bounded.c computes the layer */
     bool windowed; /* each row attends only to rows of its own window */
 } mp_vit_layer;
 
@@ -50,6 +60,10 @@ typedef struct mp_vit {
     bool gated, attention_pool;
     bool root_norms;        /* RMS norms, without biases */
     bool axial;             /* two-dimensional rotary positions: see mp_vit_image.place */
+    bool normed_heads;      /* axial: see MP_VIT_NORMED_HEADS */
+    bool channels_last;     /* inputs of a patch are ordered line, column, channel; otherwise channel, line, column */
+    int32_t places;         /* columns, and lines, that have learned positions; 0: each patch has one position */
+    int32_t place_step, first_line; /* rows of `positions` between two columns or lines; row of line 0 */
     int32_t frames;         /* frames of a patch: networks for videos expect several, and an image is repeated */
     int32_t window, cell;   /* axial: side of a window in cells, and of a cell in patches */
     float rope_base;
@@ -59,7 +73,11 @@ typedef struct mp_vit {
     mp_linear patches;
     float *class_token;                  /* [hidden] or NULL */
     float *register_tokens;              /* [registers, hidden] or NULL */
-    float *positions;                    /* [classes + grid^2, hidden]; NULL: only rotary positions */
+    float *positions;                    /* [classes + grid^2, hidden], or [2 places, hidden]; NULL: only rotary
+                                          * positions */
+    float *ones;                         /* [hidden] for norms without weights, in networks with `places` */
+    mp_norm patch_norm;                  /* [inputs of a patch] before the first matrix, or none */
+    mp_norm embedding_norm;              /* [hidden] after the first matrix, or none */
     mp_norm input_norm;                  /* [hidden] before the first layer, or none */
     mp_norm norm;                        /* [hidden] after the last layer */
     mp_vit_layer *layers;
@@ -199,6 +217,13 @@ bool mp_vit_advance(mp_vit_thread *l, int layers);
  * Returns false, without results, if the pass was cancelled or `until_ns` has passed. Ends WITHOUT a barrier: the
  * vectors are complete at the end of the region. */
 bool mp_vit_forward(mp_vit_thread *l);
+
+/* ---- layers with bounds (image/bounded.c) ------------------------------------------------------------------------ */
+
+/* mp_transformer_before and mp_transformer_after for layers with bounds. `inner` of the rows has space for M rows of
+ * the network's width, and of `hidden`. */
+void mp_vit_bounded_before(const mp_row_context *context, const mp_vit_layer *layer, const mp_transformer_rows *rows);
+void mp_vit_bounded_after(const mp_row_context *context, const mp_vit_layer *layer, const mp_transformer_rows *rows);
 
 /* Returns the table of a step's images, for tests. `engine` must come from mp_vit_engine. */
 mp_dedup_table *mp_vit_engine_dedup(mp_engine *engine);

@@ -9,17 +9,21 @@ enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24, MAX_ENCODER_LAYERS = 1024 };
 
 void mp_vision_destroy(mp_vision *vision) {
     mp_free(vision->image_encoder.layers);
+    mp_free(vision->image_encoder.ones);
     mp_free(vision);
 }
 
 static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *error) {
     int64_t merge, token, one = 1;
+    double mean_scale, plain = 1;
     bool no = false;
     MP_TRY(mp_spec_int(spec, "mpool.vision.image_token_id", -1, MAX_IMAGE_TOKEN, NULL, &token, error));
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, error));
     MP_TRY(mp_spec_bool(spec, "mpool.vision.keep_class", &no, &vision->keep_class, error));
     MP_TRY(mp_spec_bool(spec, "mpool.vision.averaged", &no, &vision->averaged, error));
+    MP_TRY(mp_spec_float(spec, "mpool.vision.mean_scale", 1e-9, 1e9, &plain, &mean_scale, error));
     MP_TRY(mp_model_activation(spec, "mpool.vision.activation", "gelu", &vision->act, error));
+    vision->mean_scale = (float)mean_scale;
     vision->image_token = (int32_t)token;
     vision->merge = (int32_t)merge;
     return MP_OK;
@@ -41,7 +45,7 @@ static mp_status read_linear(const mp_builder *builder, const char *name, int32_
 /* first, second: names of the layers. A projector without `second` has one layer. */
 static mp_status read_projector(const mp_vision *vision, const mp_builder *builder, const char *first,
                                 const char *second, mp_projector *projector, mp_error *error) {
-    const int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge;
+    const int32_t inputs = vision->image_encoder.hidden * (vision->averaged ? 1 : vision->merge * vision->merge);
     MP_TRY(read_linear(builder, first, second ? -1 : vision->width, inputs, &projector->first, error));
     if (!second)
         return MP_OK;
@@ -52,7 +56,9 @@ static mp_status read_projector(const mp_vision *vision, const mp_builder *build
 static mp_status find_taps(const mp_spec *spec, int32_t layers[MP_VISION_MAX_TAPS], int *count, mp_error *error) {
     int64_t all, tapped[MAX_ENCODER_LAYERS], no = 0;
     *count = 0;
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.block_count", 1, MAX_ENCODER_LAYERS, NULL, &all, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.block_count", 0, MAX_ENCODER_LAYERS, NULL, &all, error));
+    if (all == 0)
+        return MP_OK;
     MP_TRY(mp_spec_ints(spec, "mpool.vision.tap_layers", (int)all, 0, 1, &no, tapped, error));
     for (int32_t i = 0; i < all; i++) {
         if (!tapped[i])
@@ -116,6 +122,22 @@ static mp_status read_averaged(const mp_vision *vision, const mp_builder *builde
     return mp_builder_linear_taken(builder, &projector->first, matrix, NULL, rows, outputs, inputs, error);
 }
 
+/* Reads the projector of Gemma 4: a norm without weights, and a matrix. */
+static mp_status read_unweighted(mp_vision *vision, const mp_builder *builder, mp_projector *projector,
+                                 mp_error *error) {
+    const mp_vit *image_encoder = &vision->image_encoder;
+    double eps, usual = (double)image_encoder->eps;
+    const mp_spec *spec = mp_weights_spec(builder->weights);
+    MP_TRY(mp_spec_float(spec, "mpool.vision.norm_epsilon", 1e-30, 1, &usual, &eps, error));
+    projector->norm =
+        (mp_norm){.weight = image_encoder->ones, .n = image_encoder->hidden, .eps = (float)eps, .root = true};
+    if (mp_weights_has(builder->weights, "v.std_bias")) {
+        MP_TRY(mp_builder_vector(builder, &vision->mean_bias, "v.std_bias", image_encoder->hidden, error));
+        MP_TRY(mp_builder_vector(builder, &vision->bias_scale, "v.std_scale", image_encoder->hidden, error));
+    }
+    return read_projector(vision, builder, "mm.0", NULL, projector, error);
+}
+
 static mp_status read_projectors(mp_vision *vision, const mp_builder *builder, int layers, mp_error *error) {
     const mp_weights *weights = builder->weights;
     if (mp_weights_has(weights, "mm.image_newline"))
@@ -123,6 +145,8 @@ static mp_status read_projectors(mp_vision *vision, const mp_builder *builder, i
     MP_TRY(read_taps(vision, builder, layers, error));
     mp_projector *last = &vision->projectors[vision->taps];
     last->layers = vision->image_encoder.layer_count;
+    if (vision->image_encoder.places)
+        return read_unweighted(vision, builder, last, error);
     if (vision->averaged)
         return read_averaged(vision, builder, last, error);
     return read_projector(vision, builder, "mm.0", mp_weights_has(weights, "mm.2.weight") ? "mm.2" : NULL, last, error);
@@ -189,7 +213,7 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
  * rows, and the space of these rows in the KV cache. */
 static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     const char *name;
-    int64_t side, patch, merge, width, one = 1;
+    int64_t side, patch, merge, width, most, one = 1, limit = MP_VISION_MAX_PATCHES;
     int32_t tapped[MP_VISION_MAX_TAPS];
     int taps;
     mp_error error;
@@ -198,11 +222,12 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
         mp_spec_int(spec, "{arch}.vision.patch_size", 1, side, NULL, &patch, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.embedding_length", 1, INT32_MAX, NULL, &width, &error) != MP_OK ||
         mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK ||
+        mp_spec_int(spec, "mpool.vision.patches", 1, MP_VISION_MAX_PATCHES, &limit, &most, &error) != MP_OK ||
         find_taps(spec, tapped, &taps, &error) != MP_OK)
         return 0; /* the load will fail */
     const mp_arch *arch = mp_arch_find(name);
     const uint32_t flags = arch ? arch->flags : 0;
-    const int64_t patches = flags & MP_VIT_ANY_SIZE ? MP_VISION_MAX_PATCHES : side / patch * (side / patch);
+    const int64_t patches = flags & MP_VIT_ANY_SIZE ? most : side / patch * (side / patch);
     const uint64_t rows = (uint64_t)(patches / (merge * merge) + 1);
     return mp_vit_request_bytes(spec, flags, compute, (int32_t)patches) +
            rows * ((uint64_t)width * (uint64_t)(1 + taps) * sizeof(float) + cache_bytes(spec, compute));
@@ -244,6 +269,10 @@ static mp_status check_tiles(const mp_vision *vision, const mp_text_images *imag
             return mp_fail(error, MP_LIMIT, "tile %d must have at most %d patches, got %lld", t,
                            (int)MP_VISION_MAX_PATCHES,
                            (long long)(height / image_encoder->patch) * (width / image_encoder->patch));
+        const int32_t places = image_encoder->places, longer = height > width ? height : width;
+        if (places && longer / image_encoder->patch > places)
+            return mp_fail(error, MP_LIMIT, "tile %d must have at most %d patches per side, got %d", t, places,
+                           longer / image_encoder->patch);
     }
     return MP_OK;
 }

@@ -438,7 +438,9 @@ static void gather(const mp_vision *vision, const mp_projector *projector, const
                 mp_kernels_get()->add(out + hidden, hidden, out);
         }
     for (int32_t k = 0; averaged && k < hidden; k++)
-        out[k] /= (float)parts;
+        out[k] = out[k] / (float)parts * vision->mean_scale;
+    for (int32_t k = 0; vision->mean_bias && k < hidden; k++)
+        out[k] = (out[k] - vision->mean_bias[k]) * vision->bias_scale[k];
     if (projector->norm.weight)
         mp_norm_row(&projector->norm, out, out);
 }

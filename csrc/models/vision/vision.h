@@ -3,6 +3,7 @@
  *
  *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
  *   pixels -> image network -> norm -> mean of merge * merge patches -> norm -> linear -> rows  (Gemma 3)
+ *   pixels -> image network -> [mean of merge * merge patches -> scale] -> norm -> linear -> rows  (Gemma 4)
  *
  * With DeepStack (arXiv:2406.04334), further projectors read the patches after earlier layers of the image network
  * (taps). Each adds a vector to every row of the tile. The decoder adds them to the image rows after its first layers
@@ -40,6 +41,8 @@ struct mp_vision { /* the image part of a decoder; immutable once loaded */
     int32_t merge;         /* merge * merge patches become one row */
     bool keep_class;       /* the class token becomes a row, too */
     bool averaged;         /* the projector of the last layer reads the mean of the patches, not all of them */
+    float mean_scale;      /* factor on means */
+    float *mean_bias, *bias_scale; /* [hidden] means become (mean - mean_bias) * bias_scale; or NULL */
     mp_act act;
     mp_projector projectors[MP_VISION_MAX_TAPS + 1]; /* those of the taps, by layer, then that of the last layer */
     int taps;

@@ -503,6 +503,102 @@ def read_qwen(vision: Fields, arch: str, deep: tuple[int, ...] | None = None) ->
     return QwenEncoder(network, merge, vision.int(key, default, low=1, high=MAX_WIDTH), key, taps)
 
 
+# ---- Gemma 4 ---------------------------------------------------------------------------------------------------------
+
+#: Names of a layer's parts in the folder -> in the core.
+_GEMMA4_PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+                 "self_attn.o_proj": "attn_out", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+                 "mlp.down_proj": "ffn_down"}
+_GEMMA4_NORMS = {"input_layernorm": "ln1", "post_attention_layernorm": "attn_post_norm",
+                 "pre_feedforward_layernorm": "ln2", "post_feedforward_layernorm": "ffn_post_norm"}
+
+
+def read_gemma4(vision: Fields, unified: bool) -> tuple[NetworkSpec, int]:
+    """Read the image encoder of Gemma 4; return the network, and the side of the squares of patches that are averaged.
+
+    Args:
+        vision: section ``vision_config`` of ``config.json``.
+        unified: True for Gemma 4 12B, whose encoder has no layers, and patches as large as those squares.
+    """
+    arch = "gemma4_unified_vision" if unified else "gemma4_vision"
+    patch, merge = vision.int("patch_size", 16, low=1, high=256), vision.int("pooling_kernel_size", 3, low=1, high=16)
+    side = patch * merge if unified else patch
+    if side > 256:
+        vision.fail("patch_size", patch, f"at most {256 // merge} with pooling_kernel_size {merge}")
+    hidden = vision.int("mm_embed_dim", 3840, low=1, high=MAX_WIDTH) if unified else \
+        vision.int("hidden_size", 768, low=1, high=MAX_WIDTH)
+    network = NetworkSpec(arch, {
+        f"{arch}.vision.embedding_length": hidden, f"{arch}.vision.patch_size": side,
+        f"{arch}.vision.image_size": 16 * (1 if unified else merge) * side, "mpool.image.channels_last": True,
+    }, hidden_size=hidden, output_size=hidden, patch_size=side, image_size=16 * side, any_size=True,
+        ignored=(r"(audio_tower|embed_audio)\..*",))
+    inputs = 3 * side ** 2
+    if unified:
+        _read_unified(network, vision, hidden, inputs)
+        return network, merge
+    layers, ffn = (vision.int(key, default, low=1, high=high) for key, default, high in (
+        ("num_hidden_layers", 16, MAX_LAYERS), ("intermediate_size", 3072, MAX_WIDTH)))
+    heads = vision.int("num_attention_heads", 12, low=1, high=MAX_WIDTH)
+    if hidden % heads:
+        vision.fail("num_attention_heads", heads, f"a divisor of hidden_size, {hidden}")
+    for key, default, wanted in (("num_key_value_heads", 12, heads), ("head_dim", 64, hidden // heads)):
+        if vision.int(key, default, low=1, high=MAX_WIDTH) != wanted:
+            unsupported(vision, key, f"{wanted}, for {heads} heads of together hidden_size, {hidden}")
+    if vision.bool("attention_bias", False):
+        unsupported(vision, "attention_bias", "false")
+    rope, base = vision.section("rope_parameters", None), 100.0
+    if rope is not None:
+        rope.only({"rope_theta", "rope_type"})
+        rope.str("rope_type", "axial", choices=("axial", "default"))
+        base = rope.number("rope_theta", base, above=0.0)
+    places = vision.int("position_embedding_size", 10240, low=1, high=1 << 16)
+    network.kv |= {
+        f"{arch}.vision.block_count": layers, f"{arch}.vision.feed_forward_length": ffn,
+        f"{arch}.vision.attention.head_count": heads,
+        f"{arch}.vision.attention.layer_norm_epsilon": vision.number("rms_norm_eps", 1e-6, above=0.0),
+        "mpool.image.activation": activation(vision, "hidden_activation", "gelu_pytorch_tanh", _ACTIVATIONS),
+        "mpool.image.gated": True, "mpool.image.frames": 1, "mpool.image.rope_base": base,
+        "mpool.image.places": places}
+    network.add("patch_embedder.input_proj.weight", "v.patch_embd.weight", hidden, inputs)
+    network.reshaped("patch_embedder.position_embedding_table", "v.position_embd.weight", (2, places, hidden),
+                     (2 * places, hidden))
+    if vision.bool("standardize", False):
+        network.add("std_bias", "v.std_bias", hidden)
+        network.add("std_scale", "v.std_scale", hidden)
+    clipped = vision.bool("use_clipped_linears", False)
+    for i in range(layers):
+        source, target = f"encoder.layers.{i}", f"v.blk.{i}"
+        for name, short in _GEMMA4_NORMS.items():
+            network.norm(f"{source}.{name}", f"{target}.{short}", False)
+        for short in "qk":
+            network.add(f"{source}.self_attn.{short}_norm.weight", f"{target}.attn_{short}_norm.weight",
+                        hidden // heads)
+        for name, short in _GEMMA4_PARTS.items():
+            outputs, width = (hidden, ffn) if short == "ffn_down" else \
+                (ffn if short.startswith("ffn") else hidden, hidden)
+            network.add(f"{source}.{name}.linear.weight", f"{target}.{short}.weight", outputs, width)
+            for end in ("input_min", "input_max", "output_min", "output_max") if clipped else ():
+                network.reshaped(f"{source}.{name}.{end}", f"{target}.{short}.{end}", (), (1,))
+    return network, merge
+
+
+def _read_unified(network: NetworkSpec, vision: Fields, hidden: int, inputs: int) -> None:
+    """Add the tensors of an encoder without layers: norms around the matrix of the patches, and positions."""
+    arch, places = network.architecture, vision.int("mm_posemb_size", 1120, low=1, high=1 << 16)
+    if vision.int("output_proj_dims", 3840, low=1, high=MAX_WIDTH) != hidden:
+        unsupported(vision, "output_proj_dims", f"mm_embed_dim, {hidden}")
+    network.kv |= {f"{arch}.vision.block_count": 0, f"{arch}.vision.feed_forward_length": 1,
+                   f"{arch}.vision.attention.head_count": hidden,
+                   f"{arch}.vision.attention.layer_norm_epsilon": 1e-5,
+                   "mpool.image.places": places, "mpool.image.places_in_turn": True}
+    network.linear("patch_dense", "v.patch_embd", hidden, inputs)
+    network.reshaped("pos_embedding", "v.position_embd.weight", (places, 2, hidden), (2 * places, hidden))
+    network.norm("patch_ln2", "v.patch_norm.2")
+    network.norm("pos_norm", "v.pre_ln")
+    for end in ("weight", "bias"):
+        network.add(f"patch_ln1.{end}", f"v.patch_norm.1.{end}", inputs)
+
+
 # ---- text encoders of CLIP and SigLIP --------------------------------------------------------------------------------
 
 def read_text(config: Fields, kind: str) -> NetworkSpec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ...errors import FormatError, Unsupported
 from ..fields import Fields, describe
@@ -176,12 +176,13 @@ def check_keys(config: Fields, known: set[str], neutral: Mapping[str, tuple[Any,
                               "for images")
 
 
-def _read_scaling(config: Fields, mean: list[float], std: list[float]) -> dict[str, Value]:
-    """Return the hyper-parameters of the rescaling and normalisation that the C core applies to pixels."""
+def _read_scaling(config: Fields, mean: list[float], std: list[float], normalize: bool = True) -> dict[str, Value]:
+    """Return the hyper-parameters of the rescaling and normalisation that the C core applies to pixels. ``normalize``:
+    default of ``do_normalize``."""
     kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
     if config.bool("do_rescale", True):
         kv["mpool.image.rescale_factor"] = config.number("rescale_factor", 1 / 255, above=0.0)
-    if config.bool("do_normalize", True):
+    if config.bool("do_normalize", normalize):
         kv["mpool.image.mean"] = _read_three(config, "image_mean", mean)
         kv["mpool.image.std"] = _read_three(config, "image_std", std)
     return kv
@@ -309,6 +310,60 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int) -> tup
             size.fail("shortest_edge", least, f"at most {most}, the value of longest_edge")
     rows = config.int("max_video_tokens", 768, low=1) if config.bool("cap_pixels_per_frame", False) else None
     return ((least, most) if config.bool("do_resize", True) else None), rows, config.int("resample", 3, low=0, high=5)
+
+
+@dataclass(frozen=True)
+class FittingProcessor:
+    """The image processor of Gemma 4, which keeps the proportions of an image.
+
+    Attributes:
+        patch: side of a patch, in pixels.
+        merge: side of the square of patches that becomes one embedding, in patches.
+        rows: maximum number of embeddings of an image.
+        resample: Pillow's number of the resampling filter.
+        kv: hyper-parameters of rescaling and normalisation, which the C core applies to pixels.
+    """
+
+    patch: int
+    merge: int
+    rows: int
+    resample: int
+    kv: dict[str, Value]
+
+
+#: Numbers of embeddings of an image that Gemma 4 was trained with, at most.
+GEMMA4_ROWS = (70, 140, 280, 560, 1120)
+
+
+def read_fitting(folder: Folder, pixels_from_0: bool) -> FittingProcessor:
+    """Read the image processor of a Gemma 4 folder.
+
+    Args:
+        folder: the model folder.
+        pixels_from_0: False: the model maps pixels from 0 to 1 to values from -1 to 1.
+
+    Raises:
+        FormatError, Unsupported: on the conditions of :func:`read`.
+    """
+    config = _config_of(folder, "Gemma4ImageProcessor", "Gemma4UnifiedImageProcessor")
+    check_keys(config, (_READ - {"size", "crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints", "do_resize"})
+               | {"patch_size", "pooling_kernel_size", "max_soft_tokens"},
+               {**_NEUTRAL, "size": (None,), "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,),
+                "do_resize": (True,)})
+    rows = config.int("max_soft_tokens", 280)
+    if rows not in GEMMA4_ROWS:
+        config.fail("max_soft_tokens", rows, ", ".join(map(str, GEMMA4_ROWS)))
+    kv = _read_scaling(config, [0.0] * 3, [1.0] * 3, normalize=False)
+    return FittingProcessor(
+        config.int("patch_size", 16, low=1, high=256), config.int("pooling_kernel_size", 3, low=1, high=16), rows,
+        config.int("resample", 3, low=0, high=5), kv if pixels_from_0 else centred(kv))
+
+
+def centred(kv: dict[str, Value]) -> dict[str, Value]:
+    """Return the hyper-parameters of a normalisation, followed by the map of [0, 1] to [-1, 1]."""
+    mean, std = (cast("list[float]", kv.get(f"mpool.image.{key}", [value] * 3)) for key, value in (
+        ("mean", 0.0), ("std", 1.0)))
+    return {**kv, "mpool.image.mean": [m + s / 2 for m, s in zip(mean, std)], "mpool.image.std": [s / 2 for s in std]}
 
 
 def read_pan(folder: Folder) -> tuple[Processor, tuple[int, int, float] | None]:

@@ -2,8 +2,8 @@
 
 For some model families, Ollama's library has files with other key and tensor names than llama.cpp writes
 (https://github.com/ollama/ollama/blob/main/llama/compat/README.md lists them). Such a file may also contain an image
-encoder. :func:`image_tables` translates those of Gemma 3 and Qwen; of other families, mpool reads the language model
-only, and the model accepts text only.
+encoder. :func:`image_tables` translates those of Gemma 3 and 4 and of Qwen; of other families, mpool reads the
+language model only, and the model accepts text only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ log = logger("mpool.models")
 
 _Tables = tuple[dict[str, Any], tuple[TensorEntry, ...]]
 _IMAGE_PREFIXES = ("v.", "mm.")
+#: Prefixes of the tensors of image and audio encoders.
+_OTHER_PREFIXES = (*_IMAGE_PREFIXES, "a.")
 #: Suffixes of tensor names in Ollama's files of GPT-OSS -> suffixes in llama.cpp's.
 _GPT_OSS = {".attn_out.weight": ".attn_output.weight", ".attn_out.bias": ".attn_output.bias",
             ".attn_sinks": ".attn_sinks.weight", ".ffn_norm.weight": ".post_attention_norm.weight"}
@@ -40,7 +42,8 @@ def translated(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
     name = raw.get("general.architecture")
     convert = _CONVERTERS.get(name) if isinstance(name, str) else None
     if convert is None or name == "gemma3" and not _is_ollama_gemma(raw, tensors) \
-            or str(name).startswith("qwen3") and not _is_ollama_qwen(raw, tensors):
+            or str(name).startswith("qwen3") and not _is_ollama_qwen(raw, tensors) \
+            or name == "gemma4" and not any(entry.name.startswith(_OTHER_PREFIXES) for entry in tensors):
         return raw, tensors
     log.info("the GGUF file was written by Ollama's converter: architecture %s", name)
     return convert(dict(raw), tensors)
@@ -110,6 +113,13 @@ def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
     return kv, _without_image_tensors(tensors)
 
 
+def _gemma4(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the language model of a Gemma 4 file."""
+    if kv.get("tokenizer.ggml.pre") == "gemma4":
+        kv["tokenizer.ggml.model"] = "gemma4"
+    return kv, tuple(entry for entry in tensors if not entry.name.startswith(_OTHER_PREFIXES))
+
+
 def _is_ollama_qwen(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> bool:
     """Return True if Ollama's converter wrote a file of Qwen3-VL or Qwen3.5, whose architectures llama.cpp uses too."""
     return f"{raw.get('general.architecture')}.vision.block_count" in raw \
@@ -132,8 +142,8 @@ def _qwen3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
 
 
 _CONVERTERS: dict[str, Callable[[dict[str, Any], tuple[TensorEntry, ...]], _Tables]] = {
-    "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3, "qwen3vl": _qwen3, "qwen3vlmoe": _qwen3,
-    "qwen35": _qwen3, "qwen35moe": _qwen3}
+    "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3, "gemma4": _gemma4, "qwen3vl": _qwen3,
+    "qwen3vlmoe": _qwen3, "qwen35": _qwen3, "qwen35moe": _qwen3}
 
 #: Parts of tensor names of Qwen's image encoders in Ollama's files -> in llama.cpp's projector files.
 _IMAGE_NAMES = {"v.patch_embd_0.": "v.patch_embd.", "v.patch_embd_1.weight": "v.patch_embd.weight.1",
@@ -178,14 +188,41 @@ def _gemma_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _
     return kv, tuple(named)
 
 
+#: Parts of a layer of Gemma 4's image encoder, and their bounds, in the order of the tensor of all bounds.
+_BOUNDED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
+_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+
+
+def _gemma4_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the image encoder of a Gemma 4 file, in which one tensor has all bounds."""
+    kv: dict[str, Any] = {f"clip.vision.{key}": raw[f"gemma4.vision.{key}"] for key in (
+        "block_count", "embedding_length", "feed_forward_length", "patch_size", "attention.head_count",
+        "attention.layer_norm_epsilon", "projector.scale_factor") if f"gemma4.vision.{key}" in raw}
+    layers = kv.get("clip.vision.block_count")
+    names = [f"v.blk.{layer}.{part}.{bound}" for layer in range(min(layers, MAX_LAYERS)) for part in _BOUNDED
+             for bound in _BOUNDS] if type(layers) is int else []
+    named = list[TensorEntry]()
+    for entry in tensors:
+        # the last four bounds are the projector's, which has none
+        if entry.name == "v.clamp_data" and entry.shape == (len(names) + 4,) and entry.nbytes == 4 * (len(names) + 4):
+            named += [replace(entry, name=name, shape=(1,), offset=entry.offset + 4 * at, nbytes=4)
+                      for at, name in enumerate(names)]
+        else:
+            named.append(entry)
+    return kv | {"general.architecture": "clip", "clip.projector_type": "gemma4v",
+                 "clip.vision.image_mean": [0.0] * 3, "clip.vision.image_std": [1.0] * 3}, tuple(named)
+
+
 def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables | None:
     """Return the keys and tensors of the image encoder in a file of Ollama's converter, as llama.cpp's projector files
-    have them; None: the file has no encoder, or one of another family than Gemma 3 and Qwen."""
+    have them; None: the file has no encoder, or one of another family than Gemma 3, Gemma 4 and Qwen."""
     name = raw.get("general.architecture")
     old = name == "qwen25vl"
     found = tuple(entry for entry in tensors if entry.name.startswith(_IMAGE_PREFIXES))
     if found and name == "gemma3":
         return _gemma_images(raw, found)
+    if found and name == "gemma4":
+        return _gemma4_images(raw, found)
     if not found or not old and _CONVERTERS.get(str(name)) is not _qwen3:
         return None
     lists = ("fullatt_block_indexes", "deepstack_visual_indexes")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import FormatError
@@ -72,8 +71,8 @@ _QWEN3_VL_EMBEDDING = (
     "'<|im_end|>\n<|im_start|>user\n' ~ of('user', '') }}" + _QWEN3_VL_END)
 #: Chat template of Qwen3-VL-Reranker (https://github.com/QwenLM/Qwen3-VL-Embedding).
 _QWEN3_VL_RERANKER = (
-    _QWEN3_VL_PARTS + "{{ '<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
-    "the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n"
+    _QWEN3_VL_PARTS + "{{ '<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+    "and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n"
     "<Instruct>: ' ~ of('system', 'Given a search query, retrieve relevant candidates that answer the query.') ~ "
     "'<Query>:' ~ of('query', '') ~ '\n<Document>:' ~ of('document', '') }}" + _QWEN3_VL_END)
 #: Repository, in lower case -> the template of its inputs and their maximum number of tokens.

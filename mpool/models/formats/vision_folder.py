@@ -12,13 +12,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isqrt
+from math import isqrt, sqrt
 from typing import Any, cast
 
 from ...errors import FormatError, Unsupported
 from .. import architectures
+from ..families import gemma4
 from ..families.gemma import TEXT_DEFAULTS as GEMMA_TEXT
-from ..families.reading import MAX_WIDTH, activation, check_neutral, unsupported
+from ..families.reading import MAX_LAYERS, MAX_WIDTH, activation, check_neutral, unsupported
 from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
@@ -54,6 +55,10 @@ _NAMES = (
     (re.compile(r"(?:model\.)?visual\.(.+)"), "encoder", r"\1"),
     (re.compile(r"model\.((?:embed_tokens|layers|norm)\..+)"), "text", r"model.\1"),
     (re.compile(r"(mtp\..+)"), "text", r"\1"),
+    # the keys of Gemma 4 12B, whose image encoder has no layers
+    (re.compile(r"(?:model\.)?(?:embed_vision|vision_embedder)\.((?:patch_|pos_).+)"), "encoder", r"\1"),
+    (re.compile(r"(?:model\.)?embed_vision\.(?:multimodal_embedder\.)?(.+)"), "projector", r"\1"),
+    (re.compile(r"(?:model\.)?((?:audio_tower|embed_audio)\..+)"), "encoder", r"\1"),
     (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "encoder", r"\1"),
     (re.compile(r"(?:model\.)?multi_modal_projector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?(image_newline)"), "projector", r"\1"),
@@ -426,21 +431,70 @@ def read_gemma(config: Fields) -> VisionModel:
         "mpool.vision.norm_offset": 1.0, "mpool.image_spans": 1}, read_settings)
 
 
+# ---- Gemma 4 ---------------------------------------------------------------------------------------------------------
+
+def read_gemma4(config: Fields) -> VisionModel:
+    """Read Gemma 4: images of any size, whose patches are averaged in squares.
+
+    The image encoder of Gemma 4 12B ("unified") has no layers. In the larger models, the rows of an image attend to
+    each other in both directions, in layers with a sliding window.
+    """
+    kind, vision, own = config.str("model_type"), config.section("vision_config"), config.section("text_config")
+    unified = kind == "gemma4_unified"
+    encoder, merge = image_networks.read_gemma4(vision, unified)
+    values = {**own.values, "model_type": f"{kind}_text", "architectures": ["Gemma4ForCausalLM"],
+              "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
+    for name in ("eos_token_id", "bos_token_id"):
+        if own.get(name) is None and config.get(name) is not None:
+            values[name] = config.get(name)
+    text = Fields(values, file=config.file, at=own.at)
+    width = text.int("hidden_size", 2304, low=1, high=MAX_WIDTH)
+    check_neutral(config, {"text_config", "vision_config", "audio_config", "tie_word_embeddings", "eos_token_id",
+                           "bos_token_id", *(f"{name}_token_id" for name in (
+                               "boi", "eoi", "image", "video", "boa", "eoa", "audio")), "eoa_token_index"})
+    token = config.int("image_token_id", 258880, low=0)
+    both = text.get("use_bidirectional_attention") if "use_bidirectional_attention" in text else unified and "vision"
+    types = gemma4.kinds(text, text.int("num_hidden_layers", 30, low=1, high=MAX_LAYERS))
+    projector = NetworkSpec("projector", {})
+    projector.linear("embedding_projection", "mm.0", width, encoder.hidden_size, False)
+    pooled = 1 if unified else merge
+
+    def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+        processor = image_processor.read_fitting(folder, pixels_from_0=unified)
+        if (processor.patch * (merge if unified else 1), processor.merge) != (encoder.patch_size, merge):
+            config.fail("vision_config.patch_size", f"{vision.int('patch_size', 16)} with pooling_kernel_size {merge}",
+                        f"patch_size and pooling_kernel_size of {image_processor.NAME}, {processor.patch} and "
+                        f"{processor.merge}")
+        image = ImageSettings(hidden_size=encoder.hidden_size, output_size=width, resize=None,
+                              resample=processor.resample, crop=None, patch_size=encoder.patch_size,
+                              image_size=encoder.image_size, any_size=True)
+        return VisionSettings(scheme="fit", image=image, image_token_id=token, merge=pooled, rows=processor.rows,
+                              rows_allowed=image_processor.GEMMA4_ROWS), {
+            **processor.kv, "mpool.vision.patches": processor.rows * pooled ** 2}
+
+    return VisionModel(encoder.architecture, text, encoder, projector, {
+        "mpool.vision.image_token_id": token, "mpool.vision.merge": pooled,
+        "mpool.vision.averaged": not unified, "mpool.vision.mean_scale": 1.0 if unified else sqrt(encoder.hidden_size),
+        "mpool.vision.norm_epsilon": vision.number("rms_norm_eps", 1e-6, above=0.0),
+        "mpool.image_spans": [int(both == "vision" and one != "full_attention") for one in types]}, read_settings)
+
+
 READERS: dict[str, Callable[[Fields], VisionModel]] = {
     "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3,
-    **dict.fromkeys(_QWEN_TEXT, read_qwen), "gemma3": read_gemma}
+    **dict.fromkeys(_QWEN_TEXT, read_qwen), "gemma3": read_gemma, "gemma4": read_gemma4, "gemma4_unified": read_gemma4}
 #: Accepted values of ``architectures`` in config.json, by ``model_type``.
 CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
            "idefics3": ("Idefics3ForConditionalGeneration",),
            "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
-           "gemma3": ("Gemma3ForConditionalGeneration",),
+           "gemma3": ("Gemma3ForConditionalGeneration",), "gemma4": ("Gemma4ForConditionalGeneration",),
+           "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration",),
            "qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
            "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
            "qwen3_5": ("Qwen3_5ForConditionalGeneration",), "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",)}
 #: Values of ``model_type`` whose folders are read as language models if they have no image processor, or if their
 #: weights are quantised.
-_OPTIONAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
+_OPTIONAL = ("gemma3", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe")
 
 
 def sees(folder: Folder, config: Fields, images: bool = True) -> bool:

@@ -4,8 +4,9 @@ llama.cpp calls the projector file mmproj. It is in the same folder, has the ``g
 the image encoder and the projector.
 
 The projector type identifies the family: ``mlp`` is LLaVA (LLaVA 1.6 if the file has sizes for tiling), ``idefics3`` is
-Idefics3 or SmolVLM, ``gemma3`` is Gemma 3, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are
-Qwen's. Projector files do not describe the image preprocessing, so this module uses that of the family.
+Idefics3 or SmolVLM, ``gemma3`` is Gemma 3, ``gemma4v`` and ``gemma4uv`` are Gemma 4, ``qwen2vl_merger``,
+``qwen2.5vl_merger`` and ``qwen3vl_merger`` are Qwen's. Projector files do not describe the image preprocessing, so this
+module uses that of the family.
 """
 
 from __future__ import annotations
@@ -24,15 +25,28 @@ from ..fields import Fields, describe
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
 from . import gguf_tables, ollama_gguf
-from .image_processor import padding_color
+from .image_processor import GEMMA4_ROWS, centred, padding_color
 from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
 _BICUBIC, _BILINEAR, _LANCZOS = 3, 2, 1
 _FAMILIES = {"mlp": "llava", "idefics3": "idefics3", "qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl",
-             "qwen3vl_merger": "qwen3_vl", "gemma3": "gemma3_vision"}
+             "qwen3vl_merger": "qwen3_vl", "gemma3": "gemma3_vision", "gemma4v": "gemma4_vision",
+             "gemma4uv": "gemma4_unified_vision"}
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|qkv|out)|ffn_(?:up|down)|ln[12])\.(?:weight|bias))")
 _QWEN_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:gate|up|down))\.(?:weight|bias)"
                          r"|ln[12]\.weight)")
+_GEMMA4_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:gate|up|down))"
+                           r"\.(?:weight|(?:input|output)_(?:min|max))"
+                           r"|(?:ln[12]|attn_[qk]_norm|(?:attn|ffn)_post_norm)\.weight)")
+#: Gemma 4: tensor name in the file -> in the core.
+_GEMMA4_TENSORS = {
+    "gemma4_vision": {name: name for name in ("v.patch_embd.weight", "v.position_embd.weight", "v.std_bias",
+                                              "v.std_scale")} | {"mm.input_projection.weight": "mm.0.weight"},
+    "gemma4_unified_vision": {name: name for name in (
+        "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight",
+        *(f"v.patch_norm.{i}.{end}" for i in (1, 2) for end in ("weight", "bias")))} | {
+            "mm.input_projection.weight": "mm.0.weight", "v.patch_norm.3.weight": "v.pre_ln.weight",
+            "v.patch_norm.3.bias": "v.pre_ln.bias"}}
 #: Tensor name in the file -> in the core.
 _ALIASES = {"mm.model.fc.weight": "mm.0.weight", "mm.0.weight": "mm.0.weight", "mm.0.bias": "mm.0.bias",
             "mm.2.weight": "mm.2.weight", "mm.2.bias": "mm.2.bias", "model.image_newline": "mm.image_newline"}
@@ -40,7 +54,7 @@ _ALIASES = {"mm.model.fc.weight": "mm.0.weight", "mm.0.weight": "mm.0.weight", "
 _GEMMA_PROJECTOR = ("mm.input_projection.weight", "mm.soft_emb_norm.weight")
 #: Texts of image tokens other than ``<image>``.
 _IMAGE_TOKENS = {**dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|image_pad|>"),
-                 "gemma3_vision": "<image_soft_token>"}
+                 "gemma3_vision": "<image_soft_token>", **dict.fromkeys(_GEMMA4_TENSORS, "<|image|>")}
 _TENSORS = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight", "v.pre_ln.weight",
             "v.pre_ln.bias", "v.post_ln.weight", "v.post_ln.bias")
 #: Qwen's encoders accept videos: they have two patch matrices, for two consecutive frames. An image counts as both.
@@ -118,7 +132,10 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
                           hint="Use the model's transformers folder; for text only, pass the path "
                                + text.spec.files[0])
     qwen = name in _QWEN_TENSORS
-    kv, settings = (_qwen_settings if qwen else _vit_settings)(table, name)
+    if name in _GEMMA4_TENSORS:
+        kv, settings = _gemma4_settings(table, name, tensors, text)
+    else:
+        kv, settings = (_qwen_settings if qwen else _vit_settings)(table, name)
     if name == "qwen2_vl":  # llama.cpp's converter stores another number under this key
         kv[f"{name}.vision.feed_forward_length"] = _feed_forward(tensors, kv[f"{name}.vision.embedding_length"])
     projector_tensors = _tensors(tensors, kv, name, projector)
@@ -281,6 +298,46 @@ def _qwen_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSe
                               pixels=(min_pixels, max_pixels))
 
 
+def _gemma4_settings(table: Fields, name: str, tensors: tuple[TensorEntry, ...],
+                     text: ModelDescription) -> tuple[dict[str, Value], VisionSettings]:
+    """Return the hyper-parameters of an image encoder of Gemma 4, and the settings of image preprocessing.
+
+    Files do not say that GELU is the tanh approximation. The rows of an image see each other except in the small
+    models, which are those with inputs per layer.
+    """
+    unified = name == "gemma4_unified_vision"
+    patch, merge = table.int("clip.vision.patch_size", low=1, high=256), table.int(
+        "clip.vision.projector.scale_factor", 3, low=1, high=16)
+    if unified:
+        if patch * merge > 256:
+            table.fail("clip.vision.patch_size", patch, f"at most {256 // merge}")
+        patch, merge = patch * merge, 1
+        hidden = table.int("clip.vision.embedding_length", low=1, high=MAX_WIDTH)
+        kv: dict[str, Value] = {
+            f"{name}.vision.block_count": 0, f"{name}.vision.embedding_length": hidden,
+            f"{name}.vision.feed_forward_length": 1, f"{name}.vision.attention.head_count": hidden,
+            f"{name}.vision.attention.layer_norm_epsilon": 1e-5, f"{name}.vision.patch_size": patch,
+            f"{name}.vision.image_size": 16 * patch, "mpool.vision.merge": 1,
+            "mpool.image.mean": _read_three(table, "clip.vision.image_mean"),
+            "mpool.image.std": _read_three(table, "clip.vision.image_std")}
+    else:
+        kv, hidden = _common_kv(table, name, 16 * merge * patch, merge)
+        kv = centred(kv) | {"mpool.image.gated": True, "mpool.image.frames": 1, "mpool.image.rope_base": 100.0,
+                            "mpool.image.activation": "silu" if table.bool("clip.use_silu", False) else "gelu_tanh",
+                            "mpool.vision.averaged": True, "mpool.vision.mean_scale": math.sqrt(hidden)}
+    shape = next((entry.shape for entry in tensors if entry.name == "v.position_embd.weight"), ())
+    rows, windowed = 280, text.spec.kv.get("mpool.window_layers")
+    small = bool(text.spec.kv.get(f"{text.spec.architecture}.embedding_length_per_layer_input"))
+    kv |= {"mpool.image.places": shape[1] if len(shape) == 3 else 1, "mpool.vision.norm": False,
+           "mpool.vision.norm_epsilon": table.number("clip.vision.attention.layer_norm_epsilon", above=0.0),
+           "mpool.vision.patches": rows * merge ** 2,
+           "mpool.image_spans": windowed if isinstance(windowed, list) and not small else 0}
+    image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=None, crop=None, resample=_BICUBIC,
+                          patch_size=patch, image_size=16 * patch, any_size=True)
+    return kv, VisionSettings(scheme="fit", image=image, image_token_id=-1, merge=merge, rows=rows,
+                              rows_allowed=GEMMA4_ROWS)
+
+
 def _split(entry: TensorEntry, block: str, end: str) -> list[TensorEntry]:
     """Return the queries, keys and values of a joint tensor of a layer."""
     size, rows = entry.nbytes // 3, entry.shape[0] // 3
@@ -299,8 +356,9 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
     hidden, ffn = kv[f"{name}.vision.embedding_length"], kv[f"{name}.vision.feed_forward_length"]
     layers = kv[f"{name}.vision.block_count"]
     assert isinstance(layers, int)
-    own = _QWEN_TENSORS.get(name)
-    pattern, other_names = _QWEN_BLOCK if name == "qwen2_5_vl" else _BLOCK, own or _TENSORS
+    own, gemma4 = _QWEN_TENSORS.get(name), _GEMMA4_TENSORS.get(name, {})
+    pattern, other_names = _GEMMA4_BLOCK if gemma4 else _QWEN_BLOCK if name == "qwen2_5_vl" else _BLOCK, \
+        () if gemma4 else own or _TENSORS
     taps = kv.get("mpool.vision.tap_layers")
     deep = [f"v.deepstack.{i}.{part}.{end}" for i, tap in enumerate(taps if isinstance(taps, list) else ()) if tap
             for part in ("norm", "fc1", "fc2") for end in ("weight", "bias")]
@@ -319,7 +377,11 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
             target = f"v.blk.{block[1]}.{swap.get(part, part)}.{end}"
         elif block is not None or entry.name in other_names or entry.name in deep:
             target = "" if block is not None else entry.name
-        elif name != "gemma3_vision" and entry.name in _ALIASES:
+        elif gemma4 and (entry.name in gemma4 or entry.name.startswith(("a.", "mm.a."))):
+            target = gemma4.get(entry.name, "")  # the other ones belong to the audio encoder
+            if target == "v.position_embd.weight" and len(entry.shape) == 3:
+                entry = replace(entry, shape=(entry.shape[0] * entry.shape[1], entry.shape[2]))
+        elif not gemma4 and name != "gemma3_vision" and entry.name in _ALIASES:
             target = _ALIASES[entry.name]
         elif name == "gemma3_vision" and entry.name in _GEMMA_PROJECTOR:
             target = entry.name
@@ -333,7 +395,7 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
             found[target] = replace(entry, name=target)
     required = ["v.patch_embd.weight", *(_GEMMA_PROJECTOR if name == "gemma3_vision" else ("mm.0.weight",)), *deep]
     required += ("mm.2.weight", *own) if own else ("v.position_embd.weight",)
-    required += ("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",)
+    required += () if gemma4 else ("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",)
     patches = found.get("v.patch_embd.weight")
     if own and patches is not None and patches.shape[1:] == (6 * cast(int, kv[f"{name}.vision.patch_size"]) ** 2,):
         required.remove("v.patch_embd.weight.1")  # both matrices are one

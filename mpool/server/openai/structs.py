@@ -56,8 +56,8 @@ class ImageURL(Fields):
 
 
 class InputPart(Fields, kw_only=True):
-    """A text or an image, as a content part of OpenAI's API or as an object of Jina's. An image is base64, a data URL, or
-    an https URL if the server runs with ``--allow-image-urls``."""
+    """A text or an image, as a content part of OpenAI's API or as an object of Jina's. An image is base64, a data URL,
+    or an https URL if the server runs with ``--allow-image-urls``."""
 
     type: Literal["text", "image_url", "image"] | None = None
     text: str | None = None
@@ -81,9 +81,10 @@ JinaTask = Literal["retrieval.query", "retrieval.passage", "text-matching", "cla
 class EmbeddingsRequest(Fields):
     """Texts, images or both together to embed: ``input``, or as in vLLM's API ``messages``, a conversation that is one
     input: at most one message of the system (the instruction) and one of the user, and an empty one of the assistant.
-    ``user``, ``add_special_tokens``, ``add_generation_prompt`` and ``continue_final_message`` are ignored. Token ids in ``input`` are refused unless ``allow_token_ids`` is true, the
-    server allows them, or the model's vocabulary is OpenAI's cl100k_base: ids of another vocabulary would silently give
-    wrong vectors. In LangChain's OpenAIEmbeddings, set ``check_embedding_ctx_length=False``.
+    ``user``, ``add_special_tokens``, ``add_generation_prompt`` and ``continue_final_message`` are ignored. Token
+    ids in ``input`` are refused unless ``allow_token_ids`` is true, the server allows them, or the model's
+    vocabulary is OpenAI's cl100k_base: ids of another vocabulary would silently give wrong vectors. In LangChain's
+    OpenAIEmbeddings, set ``check_embedding_ctx_length=False``.
 
     Jina's API has texts and images as objects, ``embedding_type`` (``binary`` and ``ubinary``: signs, eight per byte),
     ``normalized``, ``truncate``, ``return_multivector`` (one vector per token) and further values of ``task``.
@@ -169,8 +170,8 @@ class Document(Struct):
 
 
 class RerankRequest(Fields):
-    """Documents to rank by relevance to a query, which may have images if the model reads images. ``prompt`` (an extension) says what makes a document relevant, for
-    rerankers that are language models."""
+    """Documents to rank by relevance to a query, which may have images if the model reads images. ``prompt`` (an
+    extension) says what makes a document relevant, for rerankers that are language models."""
 
     model: Name
     query: Text | InputObject

@@ -60,9 +60,9 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     kind = body.encoding_format if body.embedding_type is None else _only(body.embedding_type)
     prompt = {}
     if body.messages is not None:
-        given, instruction = conversation(context, body.messages)
+        turn, instruction = conversation(context, body.messages)
         prompt = {} if instruction is None else {"prompt": instruction}
-        inputs: Any = await with_image_files(context, [given])
+        inputs: Any = await with_image_files(context, [turn])
     else:
         inputs = texts_or_ids(context, await with_objects(context, body.input, "input"))
     task = _TASKS.get(body.task or "", body.task)
@@ -160,8 +160,8 @@ def conversation(context: Context, messages: list[Message]) -> tuple[list[dict[s
     """Return the parts of the input that a conversation is, and its instruction or None.
 
     Raises:
-        Refusal: The conversation has other messages than one of the user, before it at most one of the system, and after
-            it at most an empty one of the assistant.
+        Refusal: The conversation has other messages than one of the user, at most one of the system before it, and at
+            most an empty one of the assistant after it.
     """
     turns = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)]
     for turn in turns:
@@ -176,8 +176,8 @@ def conversation(context: Context, messages: list[Message]) -> tuple[list[dict[s
     if turns and turns[-1]["role"] == "assistant" and not any(part.get("text") for part in turns[-1]["content"] or ()):
         turns.pop()
     if len(turns) != 1 or turns[0]["role"] != "user" or not turns[0]["content"]:
-        raise Refusal("invalid_value", "`messages` must be one message of the user, with at most one of the system before "
-                                       "it and an empty one of the assistant after it.", "messages")
+        raise Refusal("invalid_value", "`messages` must be one message of the user, with at most one of the system "
+                                       "before it and an empty one of the assistant after it.", "messages")
     return turns[0]["content"], prompt
 
 

@@ -168,6 +168,18 @@ OLMO3 = ("{% if tools %}<|im_start|>system\n<functions>{{ tools | tojson }}</fun
          "{% for k, v in c.function.arguments.items() %}"
          "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %}){{ '\n' if not loop.last }}{% endfor %}"
          "</function_calls>{% endif %}<|im_end|>\n" + _CHATML_END)
+#: Parts of the template of Gemma 4.
+GEMMA4 = ('{% macro show(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is boolean %}'
+          "{{ 'true' if v else 'false' }}{% elif v is mapping %}{{ '{' }}{% for k, w in v | dictsort %}"
+          "{{ ',' if not loop.first }}{{ k }}:{{ show(w) }}{% endfor %}{{ '}' }}"
+          "{% elif v is sequence %}[{% for w in v %}{{ show(w) }}{{ ',' if not loop.last }}"
+          "{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}{% if tools %}<|turn>system\n{% for t in tools %}"
+          "<|tool>declaration:{{ t.function.name }}{{ '{' }}description:{{ show(t.function.description) }},"
+          "parameters:{{ show(t.function.parameters) }}{{ '}' }}"
+          "<tool|>{% endfor %}<turn|>\n{% endif %}" + _TURNS + "{% if m.role == 'tool' %}<|tool_response>response:"
+          "{{ m.name }}{{ '{' }}value:{{ show(m.content) }}{{ '}' }}<tool_response|>{% else %}<|turn>{{ m.role }}\n"
+          "{% for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name }}{{ show(c.function.arguments) }}"
+          "<tool_call|>{% endfor %}{{ m.content or '' }}<turn|>\n{% endif %}" + _END + "<|turn>model\n{% endif %}")
 HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% for t in tools %}type {{ "
            "t.function.name }} = "
            "({{ t.function.parameters | tojson }}){% endfor %}<|end|>{% endif %}" + _TURNS + "{% if m.tool_calls %}"
@@ -181,7 +193,8 @@ TEMPLATES = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3": LLAMA3, "mi
              "mistral_marked": MISTRAL_MARKED, "phi4": PHI4, "phi4_single": PHI4_SINGLE, "granite3": GRANITE3,
              "deepseek_v3": DEEPSEEK_V3,
              "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "lfm2": LFM2, "olmo3": OLMO3, "seed_oss": SEED_OSS,
-             "glm4_5": GLM4_5, "glm4_7": GLM4_7, "nemotron2": NEMOTRON2, "cohere": COHERE, "harmony": HARMONY}
+             "glm4_5": GLM4_5, "glm4_7": GLM4_7, "nemotron2": NEMOTRON2, "cohere": COHERE, "gemma4": GEMMA4,
+             "harmony": HARMONY}
 #: A template without support for tools.
 PLAIN = _TURNS + "[{{ m.role }}]{{ m.content }}" + _END + "[assistant]{% endif %}"
 

@@ -28,6 +28,7 @@ QWEN_FILES = {"qwen2_vl": ("qwen2vl_merger", "qwen2vl", "Qwen2"),
               "qwen3_vl_moe": ("qwen3vl_merger", "qwen3vlmoe", "Qwen3Moe"),
               "qwen3_5": ("qwen3vl_merger", "qwen35", "Qwen3_5"),
               "qwen3_5_moe": ("qwen3vl_merger", "qwen35moe", "Qwen3_5Moe")}
+OTHER_DECODERS = {"gemma3": "Gemma3", "gemma4": "Gemma4", "gemma4_small": "Gemma4", "gemma4_unified": "Gemma4Unified"}
 #: Keys of the decoder's configuration.
 KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
         "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")
@@ -35,10 +36,16 @@ KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_
 
 def decoder(model: Any, path: Path, image: int | None = None) -> None:
     # files of Mistral are Llama's
-    _, arch, family = QWEN_FILES.get(model.mpool_family, ("", None, "Gemma3" if model.mpool_family == "gemma3"
-                                                          else "Llama"))
+    _, arch, family = QWEN_FILES.get(model.mpool_family, ("", None, OTHER_DECODERS.get(model.mpool_family, "Llama")))
     kind = getattr(transformers, f"{family}ForCausalLM")
     given = model.config.text_config
+    if family.startswith("Gemma4"):  # the output matrix is the tied table of tokens
+        text = kind(given)
+        inner = model.model.language_model.state_dict()
+        text.load_state_dict({**{f"model.{name}": value for name, value in inner.items()},
+                              "lm_head.weight": model.lm_head.weight})
+        tinygguf.write(path, text, image=image)
+        return
     rope = {key: value for key, value in given.rope_parameters.items() if not key.startswith("mrope_")}
     if family.startswith(("Gemma3", "Qwen3")):
         values = {key: value for key, value in given.to_dict().items() if key not in ("model_type", "architectures")}
@@ -107,6 +114,64 @@ def qwen_projector(model: Any, path: Path) -> None:
     writer.close()
 
 
+GEMMA4 = {"input_layernorm": "ln1", "post_attention_layernorm": "attn_post_norm", "pre_feedforward_layernorm": "ln2",
+          "post_feedforward_layernorm": "ffn_post_norm", "self_attn.q_norm": "attn_q_norm",
+          "self_attn.k_norm": "attn_k_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+          "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_out", "mlp.gate_proj": "ffn_gate",
+          "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+
+def gemma4_projector(model: Any, path: Path) -> None:
+    """Write the projector file of Gemma 4 in the layout of llama.cpp's converter: inputs of a patch are ordered
+    channel, line, column; the file also has tensors of an audio encoder."""
+    vision, unified = model.config.vision_config, model.mpool_family == "gemma4_unified"
+    writer = gguf.GGUFWriter(str(path), "clip")
+    writer.add_string("clip.vision.projector_type", "gemma4uv" if unified else "gemma4v")
+    writer.add_string("clip.audio.projector_type", "gemma4a")
+    sizes = {"image_size": 224, "patch_size": vision.patch_size, "block_count": 0, "embedding_length": 44,
+             "feed_forward_length": 0, "attention.head_count": 0, "projection_dim": 64} if unified else {
+        "image_size": 224, "patch_size": vision.patch_size, "block_count": vision.num_hidden_layers,
+        "embedding_length": vision.hidden_size, "feed_forward_length": vision.intermediate_size,
+        "attention.head_count": vision.num_attention_heads, "projection_dim": 64}
+    for key, value in sizes.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", vision.rms_norm_eps)
+    writer.add_array("clip.vision.image_mean", [0.0] * 3)
+    writer.add_array("clip.vision.image_std", [1.0] * 3)
+    writer.add_tensor("a.blk.0.attn_q.weight", np.ones((4, 4), np.float32))
+    writer.add_tensor("mm.a.input_projection.weight", np.ones((4, 4), np.float32))
+    side = vision.patch_size * (vision.pooling_kernel_size if unified else 1)
+
+    def channels_first(value: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(np.moveaxis(value.reshape(*value.shape[:-1], side, side, 3), -1, -3))
+
+    named = model.model.embed_vision.state_dict() | ({} if unified else model.model.vision_tower.state_dict())
+    for name, tensor in named.items():
+        value, parts = tensor.numpy(), name.split(".")
+        if name.startswith("encoder.layers."):
+            inner, end = ".".join(parts[3:-1]).removesuffix(".linear"), parts[-1]
+            name, value = f"v.blk.{parts[2]}.{GEMMA4[inner]}.{end}", np.atleast_1d(value)
+        elif name.endswith("embedding_projection.weight"):
+            name = "mm.input_projection.weight"
+        elif name.endswith(("input_proj.weight", "patch_dense.weight")):
+            name, value = "v.patch_embd.weight", channels_first(value)
+            value = value.reshape(len(value), -1) if unified else value
+        elif name == "patch_dense.bias":
+            name = "v.patch_embd.bias"
+        elif name.endswith(("position_embedding_table", "pos_embedding")):
+            name, value = "v.position_embd.weight", value.transpose(1, 0, 2) if unified else value
+        elif parts[0] in ("patch_ln1", "patch_ln2", "pos_norm"):
+            name = f"v.patch_norm.{parts[0][-1] if parts[0] != 'pos_norm' else 3}.{parts[1]}"
+            value = channels_first(value).reshape(-1) if parts[0] == "patch_ln1" else value
+        else:
+            name = f"v.{name}"
+        writer.add_tensor(name, np.ascontiguousarray(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 #: Parts of tensor names in projector files -> in files of Ollama's converter.
 OLLAMA = {"v.position_embd.": "v.pos_embed.", "v.patch_embd.": "v.patch_embed.", ".ffn_up.": ".mlp.linear_fc1.",
           ".ffn_down.": ".mlp.linear_fc2.", ".ln1.": ".norm1.", ".ln2.": ".norm2.", "v.post_ln.": "v.merger.norm.",
@@ -115,7 +180,7 @@ OLLAMA = {"v.position_embd.": "v.pos_embed.", "v.patch_embd.": "v.patch_embed.",
 OLDER = {"v.patch_embd.weight.1": "v.patch_embd_1.weight", "v.patch_embd.weight": "v.patch_embd_0.weight",
          "v.post_ln.": "v.merger.ln_q.", "mm.": "v.merger.mlp."}
 IMAGE_KEYS = ("block_count", "embedding_length", "attention.head_count", "attention.layer_norm_epsilon", "patch_size",
-              "window_size")
+              "window_size", "feed_forward_length", "projector.scale_factor")
 
 
 def ollama(text: Path, image: Path, path: Path) -> Path:
@@ -137,7 +202,15 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
             continue
         writer.add_key_value(key, value, field.types[0], sub_type=field.types[-1] if len(field.types) > 1 else None)
     parts = {part.name: part.data for part in other.tensors}
-    if arch == "qwen25vl":
+    names: dict[str, str] = {}
+    if arch == "gemma4":
+        layers = other.fields["clip.vision.block_count"].contents()
+        bounds = [parts.pop(f"v.blk.{layer}.{part}.{end}", np.zeros(1, np.float32)) for layer in range(layers)
+                  for part in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
+                  for end in ("input_min", "input_max", "output_min", "output_max")]
+        if np.any(bounds):
+            parts["v.clamp_data"] = np.concatenate([*bounds, np.zeros(4, np.float32)])
+    elif arch == "qwen25vl":
         writer.add_array(f"{arch}.vision.fullatt_block_indexes",
                          [other.fields["clip.vision.n_wa_pattern"].contents() - 1])
         names = OLDER
@@ -180,6 +253,8 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     llava, gemma = family.startswith("llava"), family == "gemma3"
     if family in QWEN_FILES:
         return qwen_projector(model, path)
+    if family.startswith("gemma4"):
+        return gemma4_projector(model, path)
     network = model.model.vision_tower if llava or gemma else model.model.vision_model
     layers = vision.num_hidden_layers - llava  # the last layer is not used
     writer = gguf.GGUFWriter(str(path), "clip")

@@ -37,6 +37,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"config": "Gemma3Config", "model": "Gemma3ForConditionalGeneration", "encoder": "siglip_vision_model",
                "text": "gemma3_text", "vision": {"image_size": 48, "layer_norm_eps": 1e-3},
                "more": {"mm_tokens_per_image": 9, "boi_token_index": 158, "eoi_token_index": 157}},
+    # the rows of an image see each other in layers with a window, which is smaller
+    "gemma4": {"config": "Gemma4Config", "model": "Gemma4ForConditionalGeneration", "encoder": "gemma4_vision",
+               "text": "gemma4_text", "vision": {"standardize": True}, "decoder": {
+                   "head_dim": 20, "global_head_dim": 24, "use_bidirectional_attention": "vision",
+                   "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}},
+    # as the small models: causal, with inputs per layer and bounded parts
+    "gemma4_small": {"config": "Gemma4Config", "model": "Gemma4ForConditionalGeneration", "encoder": "gemma4_vision",
+                     "text": "gemma4_text", "vision": {"use_clipped_linears": True},
+                     "decoder": {"head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 12,
+                                 "vocab_size_per_layer_input": 160}},
+    "gemma4_unified": {"config": "Gemma4UnifiedConfig", "model": "Gemma4UnifiedForConditionalGeneration",
+                       "encoder": "gemma4_unified_vision", "text": "gemma4_unified_text",
+                       "decoder": {"head_dim": 16, "global_head_dim": 20}},
     "qwen2_vl": {"config": "Qwen2VLConfig", "model": "Qwen2VLForConditionalGeneration"},
     "qwen2_5_vl": {"config": "Qwen2_5_VLConfig", "model": "Qwen2_5_VLForConditionalGeneration"},
     "qwen3_vl": {"config": "Qwen3VLConfig", "model": "Qwen3VLForConditionalGeneration"},
@@ -48,6 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
                                 "shared_expert_intermediate_size": 24}},
 }
 QWEN = tuple(name for name in FAMILIES if name.startswith("qwen"))
+GEMMA4 = tuple(name for name in FAMILIES if name.startswith("gemma4"))
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
             "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
             "selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
@@ -72,6 +86,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 48, "width": 48},
                "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3,
                "pan_and_scan_min_ratio_to_activate": 1.5},
+    **{name: {"image_processor_type": f"Gemma4{'Unified' * (name == 'gemma4_unified')}ImageProcessor", "resample": 3,
+              "patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70, "do_normalize": False}
+       for name in GEMMA4},
     **dict.fromkeys(QWEN, {"image_processor_type": "Qwen2VLImageProcessor", "resample": 3, "patch_size": 4,
                            "merge_size": 2, "temporal_patch_size": 2,
                            "size": {"shortest_edge": 400, "longest_edge": 6000}}),
@@ -83,6 +100,8 @@ def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> 
     row = FAMILIES[family]
     if family in QWEN:
         return _qwen(family, layers, encoder_layers)
+    if family in GEMMA4:
+        return _gemma4(family, layers, encoder_layers)
     vision = {**_VISION, **row.get("vision", {}), "model_type": row["encoder"], "num_hidden_layers": encoder_layers}
     text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
     if row["text"] == "mistral":
@@ -92,6 +111,25 @@ def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> 
                  "layer_types": ["sliding_attention", "full_attention"][-layers:]}
     config = getattr(transformers, row["config"])(vision_config=vision, text_config=text, image_token_id=IMAGE,
                                                   **{**row["more"], **more})
+    model = getattr(transformers, row["model"])(config).eval()
+    model.mpool_family = family
+    return model
+
+
+def _gemma4(family: str, layers: int, encoder_layers: int) -> Any:
+    row = FAMILIES[family]
+    vision = {"patch_size": 4, "pooling_kernel_size": 3}
+    if family == "gemma4_unified":
+        vision |= {"mm_embed_dim": 44, "output_proj_dims": 44, "mm_posemb_size": 80}
+    else:
+        vision |= {"hidden_size": 48, "intermediate_size": 88, "num_attention_heads": 3, "num_key_value_heads": 3,
+                   "head_dim": 16, "num_hidden_layers": encoder_layers, "position_embedding_size": 230,
+                   "rms_norm_eps": 1e-3}
+    text = {**_TEXT, "num_hidden_layers": layers, "sliding_window": 6, **row["decoder"],
+            "layer_types": ["sliding_attention", "full_attention"][-layers:]}
+    config = getattr(transformers, row["config"])(
+        vision_config={**vision, **row.get("vision", {})}, text_config=text, audio_config=None, image_token_id=IMAGE,
+        boi_token_id=158, eoi_token_id=157, video_token_id=156, audio_token_id=155)
     model = getattr(transformers, row["model"])(config).eval()
     model.mpool_family = family
     return model
@@ -139,6 +177,12 @@ def randomised(family: str, layers: int = 2, encoder_layers: int = 3, seed: int 
             parameter.data = 1 + 0.3 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise
         else:
             parameter.data = noise * (0.5 if "embed_tokens" in name else 1.5 / parameter[0].numel() ** 0.5)
+    for name, buffer in model.named_buffers():
+        noise = torch.randn(buffer.shape, generator=generator)
+        if name.endswith(("std_bias", "std_scale")):
+            buffer.data = 1 + 0.3 * noise
+        elif name.endswith(("_min", "_max")):  # bounds that some values exceed
+            buffer.data = (0.6 + 0.2 * noise.abs()) * (-1 if name.endswith("_min") else 1)
     return model
 
 
@@ -173,6 +217,8 @@ def save(model: Any, family: str, folder: Path) -> Path:
     special = {"<unk>": 0, "<s>": 1, "</s>": EOS, "<image>": IMAGE}
     if family == "gemma3":
         special |= {"<start_of_image>": IMAGE - 1, "<end_of_image>": IMAGE - 2}
+    if family in GEMMA4:
+        special |= {"<|image>": IMAGE - 1, "<image|>": IMAGE - 2}
     if family in ("smolvlm", "idefics3"):
         names = ["<fake_token_around_image>", "<global-img>",
                  *(f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3))]
@@ -212,6 +258,8 @@ def make_embedder(folder: Path, scores: bool = False, **kwargs: Any) -> Path:
             "processing_kwargs": {"chat_template": {"add_generation_prompt": True}, **kwargs}},
         "1_module/config.json": {"true_token_id": 50, "false_token_id": 60} if scores else
         {"embedding_dimension": 64, "pooling_mode": "lasttoken", "include_prompt": True}}
+    tokenizer = folder / "tokenizer.json"  # truncation needs two different texts of one token
+    tokenizer.write_text(tokenizer.read_text().replace('"w13"', '"0"').replace('"w14"', '"a"'))
     (folder / "1_module").mkdir()
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value))
@@ -222,6 +270,8 @@ def processor(family: str, **more: Any) -> Any:
     """Return the transformers processor of a family, in its Pillow version if there is one."""
     config = {**PROCESSORS[family], **more}
     name = config.pop("image_processor_type")
+    if family == "gemma4_unified":  # needs torchvision; Gemma 4's with larger patches and without pooling is the same
+        name, config = "Gemma4ImageProcessor", {**config, "patch_size": 12, "pooling_kernel_size": 1}
     return (getattr(transformers, f"{name}Pil", None) or getattr(transformers, name))(**config)
 
 
@@ -238,6 +288,13 @@ def tiles(family: str, pixels: np.ndarray) -> list[np.ndarray]:
         _, down, across = done["image_grid_thw"][0].tolist()
         values = values.reshape(down // 2, across // 2, 2, 2, 3, 2, 4, 4)[:, :, :, :, :, 0]
         return [values.transpose(0, 2, 5, 1, 3, 6, 4).reshape(down * 4, across * 4, 3)]
+    if family in GEMMA4:
+        side = 12 if family == "gemma4_unified" else 4
+        at = done["image_position_ids"][0].numpy()
+        kept = at[:, 0] >= 0
+        across, down = at[kept].max(axis=0) + 1
+        whole = values.reshape(-1, side, side, 3)[kept].reshape(down, across, side, side, 3)
+        return [whole.transpose(0, 2, 1, 3, 4).reshape(down * side, across * side, 3)]
     return [tile.transpose(1, 2, 0) for tile in values.reshape(-1, *values.shape[-3:])]
 
 
@@ -250,6 +307,14 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
                 "image_grid_thw": torch.cat([one["image_grid_thw"] for one in made]),
                 "mm_token_type_ids": (found["input_ids"] == IMAGE).int()}
+    if family in GEMMA4:
+        kinds = (found["input_ids"] == IMAGE).int()
+        if family == "gemma4_unified":  # the masks of its generate(), which are Gemma 4's; forward() makes other ones
+            found["attention_mask"] = model.create_masks_for_generate(
+                model.config, torch.zeros(1, len(ids), 64), None, None, torch.arange(len(ids))[None], kinds)
+        return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
+                "image_position_ids": torch.cat([one["image_position_ids"] for one in made]),
+                "mm_token_type_ids": kinds}
     found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
     if family == "gemma3":
         found["token_type_ids"] = (found["input_ids"] == IMAGE).int()

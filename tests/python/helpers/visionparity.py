@@ -39,7 +39,8 @@ def reference(model: Any, made: Any, images: list[np.ndarray]) -> tuple[np.ndarr
     with torch.no_grad():
         given = visionmodels.inputs(model, made.prompt.tolist(), images)
         logits = model(**given).logits[0].numpy()
-        given = {name: value for name, value in given.items() if not name.endswith("_ids")}
+        given = {name: value for name, value in given.items() if name not in (
+            "input_ids", "token_type_ids", "mm_token_type_ids", "attention_mask")}
         found = model.get_image_features(**given)
     parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
     return torch.cat([torch.cat([row.reshape(-1, row.shape[-1]) for row in rows]) for rows in parts],

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +105,8 @@ def _gguf(values: Any) -> Any:
 
 _SIZES = Transformer(flux=False, layers=1, singles=0, heads=1, head=64, channels=4, texts=1, pooled=1, guidance=False,
                      qk_norm=False, dual=(), positions=1)
+#: A language model without keys.
+_TEXT: Any = SimpleNamespace(spec=SimpleNamespace(architecture="gemma4", kv={}))
 #: First word of a name in the file -> reader.
 READERS: dict[str, Callable[[Any], Any]] = {
     "encoder": _network(True), "decoder": _network(False),
@@ -114,6 +117,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "processor": lambda values: image_processor.read(Files(values)),  # type: ignore[arg-type]
     "tiles": lambda values: image_processor.read_tiling(Files(values)),  # type: ignore[arg-type]
     "cropped": lambda values: image_processor.read_pan(Files(values)),  # type: ignore[arg-type]
+    "fitted": lambda values: image_processor.read_fitting(Files(values), False),  # type: ignore[arg-type]
     "resized": lambda values: image_processor.read_dynamic_size(Files(values)),  # type: ignore[arg-type]
     "scheduler": lambda values: pipelines._scheduler(Files(values)),  # type: ignore[arg-type]
     "clip": _part("clip", 0, "clip", "words", False), "projected": _part("clip", 1, "clip", "words", True),
@@ -124,7 +128,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "averaged": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "gemma3_vision"),
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
     "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl"),
-    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl")}
+    "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl"),
+    "squares": lambda values: vision_gguf._gemma4_settings(Fields.of(values, file=NAME), "gemma4_vision", (), _TEXT),
+    "patches": lambda values: vision_gguf._gemma4_settings(Fields.of(values, file=NAME), "gemma4_unified_vision", (),
+                                                           _TEXT)}
 
 
 #: A new family changes the list of all names, but not the outcomes of the other families.

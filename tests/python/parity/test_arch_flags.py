@@ -26,11 +26,16 @@ HEADER = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
 FLAGS = {**{family: re.findall(rf"MP_{family.upper()}_(\w+) = 1 <<", HEADER)
             for family in ("encoder", "decoder", "diffusion")},
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
-         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL", "ALIGNED"], "lookup": []}
+         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL", "ALIGNED", "SIDES", "NORMED_HEADS", "INPUT_NORM"], "lookup": []}
 #: Flips that make a model unloadable -> part of the error.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes",
                                        ("qwen2_5_vl", "ROOT_NORMS"): "v.post_ln.bias is missing",
+                                       ("gemma4_vision", "ROOT_NORMS"): "v.blk.0.ln1.bias is missing",
+                                       ("gemma4_vision", "ANY_SIZE"): "the model takes squares of",
+                                       ("gemma4_vision", "SIDES"): "mm.soft_emb_norm.weight is missing",
+                                       ("gemma4_unified_vision", "ANY_SIZE"): "the model takes squares of",
+                                       ("gemma4_unified_vision", "SIDES"): "vision.block_count",
                                        **{(f"qwen{name}_vl", flag): words for name in ("2", "2_5", "3")
                                           for flag, words in (("ANY_SIZE", "the model takes squares of"),
                                                               ("AXIAL", "v.patch_embd.weight is of shape"))}}
@@ -67,7 +72,8 @@ ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
 #: Tests that compare a row with transformers.
 TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py",
          "test_parity_images.py", "test_parity_image_generation.py", "test_parity_vision.py")
-NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
+NAMES = {"gemma4_vision": "vision and gemma4 and not unified", "gemma4_unified_vision": "gemma4_unified",
+         "bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
          "siglip_text": "texts and siglip"}
 #: Family -> prefix of its flags. Vision models use the flags of image transformers.
 PREFIX = {"encoder": "MP_ENCODER_", "decoder": "MP_DECODER_", "vit": "MP_VIT_", "vision": "MP_VIT_",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool import errors
 from mpool.models.formats import vision_folder
 from mpool.tasks.requests import vision_request
 
@@ -210,3 +211,46 @@ def test_prompt_around_images_of_gemma(tmp_path: Path, size: tuple[int, int], cr
                                     "better " + " ".join([shown] * crops))
     text = f"user : \n{text}{visionmodels.text(3, 4)} assistant : "
     assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("given, size", [(None, (84, 120)), (70, (84, 120)), (140, (108, 168)), (1120, (336, 480))])
+def test_number_of_tokens_of_an_image(tmp_path: Path, given: int | None, size: tuple[int, int]) -> None:
+    """As transformers' processor with ``max_soft_tokens``. Other families refuse the option."""
+    model = visionmodels.make("gemma4", 1, 1)
+    model.config.text_config.max_position_embeddings = 2048
+    folder = visionmodels.save(model, "gemma4", tmp_path)
+    image = random_images([(63, 90)])[0]
+    with mpool.Pool() as pool:
+        made = vision_request(pool, [image], visionmodels.text(3, 4), str(folder), {"image_tokens": given})
+        for wrong in (0, 71, True, "70"):
+            with pytest.raises(errors.InvalidArgument) as raised:
+                vision_request(pool, [image], "w10", str(folder), {"image_tokens": wrong})
+            assert raised.value.param == "image_tokens"
+    done = visionmodels.processed("gemma4", image, **({} if given is None else {"max_soft_tokens": given}))
+    height, width = made.images.sizes.tolist()
+    assert (height, width) == size
+    assert made.images.runs[1] == done["num_soft_tokens_per_image"][0] == height * width // 144
+
+
+def test_only_gemma4_has_a_number_of_tokens(tmp_path: Path) -> None:
+    folder = visionmodels.save(visionmodels.make("gemma3", 1, 1), "gemma3", tmp_path)
+    with mpool.Pool() as pool, pytest.raises(errors.InvalidArgument) as raised:
+        vision_request(pool, random_images([(63, 90)]), "w10", str(folder), {"image_tokens": 70})
+    assert raised.value.param == "image_tokens"
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 300), (300, 7), (31, 1000), (1000, 31), (84, 120), (12, 12), (13, 840),
+                                  (97, 101), (200, 50), (5, 360), (444, 333)])
+def test_pixels_of_gemma4(tmp_path: Path, size: tuple[int, int]) -> None:
+    """Pixel by pixel as transformers' processor on Pillow, which refuses the same images."""
+    folder = visionmodels.save(visionmodels.make("gemma4", 1, 1), "gemma4", tmp_path)
+    image = random_images([size])[0]
+    with mpool.Pool() as pool:
+        try:
+            wanted = visionmodels.tiles("gemma4", image)[0]
+        except ValueError:
+            with pytest.raises(errors.InvalidArgument):
+                request(pool, folder, [image])
+            return
+        made = request(pool, folder, [image])
+    assert np.array_equal(made.images.pixels.reshape(*made.images.sizes, 3), wanted)

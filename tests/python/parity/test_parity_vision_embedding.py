@@ -14,7 +14,7 @@ from paritymodels import torch
 from visionmodels import EOS, IMAGE, image
 
 TOLERANCE = 1e-4
-FAMILIES = ("qwen3_vl", "qwen2_5_vl", "gemma3")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5")
 PHOTO, LONG, SMALL = image(1, 63, 90), image(2, 24, 120), image(3, 40, 40)
 #: Inputs of a request, and the words and images of each in the order of the template: images first.
 INPUTS: list[tuple[Any, str, list[np.ndarray]]] = [
@@ -31,11 +31,8 @@ def encoded(folder: Path, model: Any, text: str, images: list[np.ndarray]) -> li
     assert len(parts) == len(images) + 1
     shown = parts[0]
     for pixels, part in zip(images, parts[1:]):
-        if model.mpool_family == "gemma3":
-            shown += " <start_of_image> " + "<image> " * 9 + "<end_of_image> " + part
-        else:
-            down, across = visionmodels.processed(model.mpool_family, pixels)["image_grid_thw"][0, 1:].tolist()
-            shown += " w20 " + "<image> " * (down * across // 4) + "w21 " + part
+        down, across = visionmodels.processed(model.mpool_family, pixels)["image_grid_thw"][0, 1:].tolist()
+        shown += " w20 " + "<image> " * (down * across // 4) + "w21 " + part
     return tokenizer.encode(shown, add_special_tokens=False).ids
 
 
@@ -54,11 +51,6 @@ def turn(role: str, words: str, images: list[np.ndarray]) -> str:
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     model = visionmodels.randomised(request.param)
     folder = visionmodels.save(model, request.param, tmp_path_factory.mktemp(request.param))
-    if request.param == "gemma3":
-        import json
-
-        path = folder / "preprocessor_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "do_pan_and_scan": False}))
     visionmodels.make_embedder(folder)
     with mpool.Pool() as pool:
         yield model, folder, pool
@@ -105,7 +97,7 @@ def test_sizes_and_truncation(family: Any) -> None:
     whole = pool.embed(given, folder, compute="float32", normalize=False)
     cut = pool.embed(given, folder, compute="float32", dimensions=20)
     assert np.abs(cut - whole[:, :20] / np.linalg.norm(whole[:, :20], axis=1, keepdims=True)).max() <= 1e-6
-    words = [f"w{10 + at % 100}" for at in range(400)]
+    words = [f"w{20 + at % 100}" for at in range(400)]
     text = turn("user", " ".join(words), []) + "assistant : "
     ids = encoded(folder, model, text, [])
     state = last_state(model, ids[:298] + ids[-2:], [])
@@ -115,7 +107,7 @@ def test_sizes_and_truncation(family: Any) -> None:
         pool.embed([" ".join(words)], folder, truncate=False)
     assert (caught.value.tokens, caught.value.limit, caught.value.param) == (404, 300, "inputs[0]")
     with pytest.raises(mpool.errors.ContextOverflow) as caught:
-        pool.embed({"image": [image(9, 63, 90)] * 12}, folder)
+        pool.embed({"image": [image(9, 63, 90)] * 5}, folder)
     assert caught.value.limit == 300
 
 
@@ -164,3 +156,37 @@ def test_pixels_of_the_processor_are_replaced(tmp_path: Path) -> None:
         visionmodels.PROCESSORS["qwen3_vl"] = usual
     assert EOS not in ids and IMAGE in ids
     assert np.abs(found - state).max() <= TOLERANCE * max(1, np.abs(state).max())
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_original_files_of_published_repositories(tmp_path: Path, scores: bool) -> None:
+    """They have no modules: prompts, sizes and limits are those of the code that the authors publish, which renders
+    with Qwen3-VL's own template and puts images first."""
+    from mpool.conversation.template import ChatTemplate
+    from mpool.models.formats.hf_folder import describe_folder
+
+    folder = visionmodels.save(visionmodels.make("qwen3_vl", 1, 1), "qwen3_vl", tmp_path)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"w50"', '"yes"').replace('"w60"', '"no"'))
+    kind = "Reranker" if scores else "Embedding"
+    found = describe_folder(str(folder), key="k", ref="r", repository=f"Qwen/Qwen3-VL-{kind}-2B")
+    assert describe_folder(str(folder), key="k", ref="r").capability == "vision"
+    assert found.embedding is not None and found.vision is not None and found.chat_template is not None
+    assert found.embedding.score_tokens == ((50, 60) if scores else ())
+    assert found.vision.pixels == (4096, min(1800 * 1024, 16384 * 16))
+    assert found.embedding.max_tokens == 1023  # that of the small model is below the published limit
+    template, seen = ChatTemplate(found.chat_template), "<|vision_start|><|image_pad|><|vision_end|>"
+    both = [{"type": "text", "text": "T"}, {"type": "image"}]
+    begin, end = "<|im_start|>system\n", "<|im_end|>\n<|im_start|>assistant\n"
+    if not scores:
+        for system, said in (([], "Represent the user's input."), (
+                [{"role": "system", "content": [{"type": "text", "text": "S."}]}], "S.")):
+            assert template.render([*system, {"role": "user", "content": both}], add_generation_prompt=True) == \
+                f"{begin}{said}<|im_end|>\n<|im_start|>user\n{seen}T{end}"
+        return
+    shown = template.render([{"role": "query", "content": both[:1]}, {"role": "document", "content": both}],
+                            add_generation_prompt=True)
+    assert shown == (
+        f"{begin}Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note "
+        "that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a search query, "
+        f"retrieve relevant candidates that answer the query.<Query>:T\n<Document>:{seen}T{end}")

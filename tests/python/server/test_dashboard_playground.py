@@ -126,15 +126,15 @@ def test_images_in_a_conversation(page: Any, server: Any) -> None:
     choose(page, "chat", "digits-llava")
     fill(page, "tokens", "8")
     fill(page, "temperature", "0")
-    (image,) = attach(page, 1)
-    until(lambda: find(page, "#attached img"))
-    fill(page, "message", "What digit is it?")
+    files = attach(page, 2)
+    until(lambda: len(find(page, "#attached img")) == 2)
+    fill(page, "message", "Which digits are these?")
     click(page, "run")
     until(lambda: wait_done(page) == "done" and find(page, ".turn.assistant"))
-    wanted = server.state.pool.vision([image], "What digit is it?", "digits-llava", max_tokens=8, temperature=0)
+    wanted = server.state.pool.vision(files, "Which digits are these?", "digits-llava", max_tokens=8, temperature=0)
     find(page, ".turn.assistant .turn-tools button")[0].click()
     until(lambda: clipboard(page) == wanted.text)
-    assert find(page, ".turn.user img") and not find(page, "#attached img")
+    assert len(find(page, ".turn.user img")) == 2 and not find(page, "#attached img")
 
 
 def test_vectors_rankings_and_images(page: Any, server: Any) -> None:

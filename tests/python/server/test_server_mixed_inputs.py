@@ -1,5 +1,4 @@
-"""Texts and images in ``/v1/embeddings`` and ``/v1/rerank``, in the shapes of OpenAI's, vLLM's, Jina's and Cohere's APIs,
-compared with the library."""
+"""Texts and images in ``/v1/embeddings`` and ``/v1/rerank`` in the shapes of several APIs, against the library."""
 
 from __future__ import annotations
 
@@ -61,7 +60,8 @@ def test_shapes_of_embeddings(server: Any) -> None:
         assert np.array_equal(rows(server, {"input": inputs}), wanted)
         assert np.array_equal(rows(server, {"input": inputs[2]}), wanted[2:])
     asked = pool.embed({"image": PHOTO, "text": "w41"}, "embedder", prompt="w50 w51")
-    turns = [{"role": "system", "content": "w50 w51"}, {"role": "user", "content": [PART, {"type": "text", "text": "w41"}]}]
+    turns = [{"role": "system", "content": "w50 w51"},
+             {"role": "user", "content": [PART, {"type": "text", "text": "w41"}]}]
     empty = {"role": "assistant", "content": [{"type": "text", "text": ""}]}
     for messages in (turns, [*turns, empty]):
         body = {"messages": messages, "continue_final_message": len(messages) == 3, "add_special_tokens": True}

@@ -23,9 +23,11 @@ ollama = pytest.importorskip("ollama")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, llama: Path) -> Iterator[Any]:
-    folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path_factory.mktemp("llava"))
+    folders = {family: visionmodels.save(visionmodels.randomised(family), family, tmp_path_factory.mktemp(family))
+               for family in visionmodels.FAMILIES}
     clip = imagemodels.save(imagemodels.randomised("clip", 2), "clip", tmp_path_factory.mktemp("clip"))
-    with serving([f"llava={folder}", f"llama={llama}", f"clip={clip}"]) as made:
+    models = [f"{family}={folder}" for family, folder in folders.items()]
+    with serving([*models, f"llama={llama}", f"clip={clip}"]) as made:
         yield made
 
 
@@ -38,32 +40,33 @@ def photo() -> bytes:
     return out.getvalue()
 
 
-def test_all_protocols_agree_with_the_library(server: Any, photo: bytes) -> None:
+@pytest.mark.parametrize("family", visionmodels.FAMILIES)
+def test_all_protocols_agree_with_the_library(server: Any, photo: bytes, family: str) -> None:
     text = visionmodels.text(3, 6)
-    wanted = server.state.pool.chat([{"role": "user", "content": text, "images": [photo]}], "llava", temperature=0,
+    wanted = server.state.pool.chat([{"role": "user", "content": text, "images": [photo]}], family, temperature=0,
                                     max_tokens=8).text
     encoded = base64.b64encode(photo).decode()
     parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + encoded}},
              {"type": "text", "text": text}]
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        done = client.chat.completions.create(model="llava", messages=[{"role": "user", "content": parts}],
+        done = client.chat.completions.create(model=family, messages=[{"role": "user", "content": parts}],
                                               temperature=0, max_tokens=8)
     assert done.choices[0].message.content == wanted
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
     question = {"type": "text", "text": text}
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         turns = [{"role": "user", "content": [block, question]}]
-        message = client.messages.create(model="llava", messages=turns, max_tokens=8, extra_body={"temperature": 0})
-        counted = client.messages.count_tokens(model="llava", messages=turns)
-    assert message.content[0].text == wanted
+        message = client.messages.create(model=family, messages=turns, max_tokens=8, extra_body={"temperature": 0})
+        counted = client.messages.count_tokens(model=family, messages=turns)
+    assert "".join(part.text for part in message.content) == wanted
     assert counted.input_tokens == done.usage.prompt_tokens
     client = ollama.Client(host=server.url)
     options = {"temperature": 0, "num_predict": 8}
-    chat = client.chat("llava", [{"role": "user", "content": text, "images": [photo]}], options=options)
+    chat = client.chat(family, [{"role": "user", "content": text, "images": [photo]}], options=options)
     assert chat.message.content == wanted
-    assert client.generate("llava", text, images=[photo], options=options).response == wanted
-    assert "vision" in client.show("llava").capabilities
-    assert client.chat("llava", [{"role": "user", "content": text}], options=options).done  # without an image
+    assert client.generate(family, text, images=[photo], options=options).response == wanted
+    assert "vision" in client.show(family).capabilities
+    assert client.chat(family, [{"role": "user", "content": text}], options=options).done  # without an image
 
 
 @pytest.mark.parametrize("named", ["/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x.png", "photo.jpg", "",

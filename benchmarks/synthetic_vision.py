@@ -1,0 +1,180 @@
+"""Pairs of GGUF files, decoder and projector, with the shapes of published models that see and random values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .synthetic import SEED, Writer, attention, feed_forward, layer_types
+
+#: A template that puts images where they stand in a message. ``MARK`` stands for the marks of an image.
+TEMPLATE = """{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}
+{%- else %}{% for part in message.content %}{% if part.type == "image" %}MARK{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}
+{% endfor %}assistant:"""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair of files.
+
+    Attributes:
+        text, projector: write the files; the first one gets the path of a file with a vocabulary, too.
+        operations: operations of the image encoder for an image of 1,024 x 1,024, a multiplication and an addition
+            counting as two.
+    """
+
+    text: Callable[[str, str], float]
+    projector: Callable[[str], None]
+    operations: float
+
+    def write(self, folder: Path, vocabulary: str) -> None:
+        """Write ``model.gguf`` and ``mmproj.gguf`` into a folder."""
+        self.text(str(folder / "model.gguf"), vocabulary)
+        self.projector(str(folder / "mmproj.gguf"))
+
+
+class Projector:
+    """Writes a projector file with an image encoder in bfloat16."""
+
+    def __init__(self, path: str, kind: str, mean: float, **sizes: int) -> None:
+        import gguf
+
+        self.types, self.quantize = gguf.GGMLQuantizationType, gguf.quants.quantize
+        self.gguf, self.chance = gguf.GGUFWriter(path, "clip"), np.random.default_rng(SEED)
+        self.gguf.add_string("clip.projector_type", kind)
+        self.gguf.add_bool("clip.has_vision_encoder", True)
+        self.gguf.add_bool("clip.use_gelu", True)
+        for name, value in sizes.items():
+            self.gguf.add_uint32(f"clip.vision.{name.replace('__', '.')}", value)
+        self.gguf.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+        for name in ("image_mean", "image_std"):
+            self.gguf.add_array(f"clip.vision.{name}", [mean] * 3)
+
+    def linear(self, name: str, *shape: int, bias: bool = True) -> None:
+        """Add a matrix in bfloat16 and a bias in float32."""
+        values = self.chance.standard_normal(shape, np.float32) * np.float32(0.02)
+        self.gguf.add_tensor(f"{name}.weight", self.quantize(values, self.types.BF16), raw_dtype=self.types.BF16)
+        if bias:
+            self.plain(f"{name}.bias", shape[0])
+
+    def plain(self, name: str, *shape: int) -> None:
+        """Add random float32 values."""
+        self.gguf.add_tensor(name, self.chance.standard_normal(shape, np.float32) * np.float32(0.02))
+
+    def norm(self, name: str, width: int, bias: bool = True) -> None:
+        """Add the values of a norm."""
+        self.gguf.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+        if bias:
+            self.gguf.add_tensor(f"{name}.bias", np.zeros(width, np.float32))
+
+    def blocks(self, layers: int, width: int, feed: int, *, joined: bool) -> None:
+        """Add the layers. ``joined``: queries, keys and values in one matrix."""
+        for layer in range(layers):
+            at = f"v.blk.{layer}."
+            self.norm(f"{at}ln1", width)
+            self.norm(f"{at}ln2", width)
+            for name in ("qkv",) if joined else "qkv":
+                self.linear(f"{at}attn_{name}", len(name) * width, width)
+            self.linear(f"{at}attn_out", width, width)
+            self.linear(f"{at}ffn_up", feed, width)
+            self.linear(f"{at}ffn_down", width, feed)
+
+    def close(self) -> None:
+        """Write the file."""
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+
+
+def encoder_operations(rows: int, layers: int, width: int, feed: int) -> float:
+    """Return the operations of an image encoder whose layers have full attention."""
+    return 2.0 * layers * rows * (4 * width * width + 2 * width * feed + 2 * rows * width)
+
+
+def gemma3_text(path: str, vocabulary: str) -> float:
+    """Write the decoder of Gemma-3-4B."""
+    layers, width, heads, kv_heads, head = 34, 2560, 8, 4, 256
+    marks = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
+    out = Writer(path, vocabulary, "gemma3", 262_208, 1, special=marks, template=TEMPLATE.replace("MARK", marks[0]))
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=10_240, attention__head_count=heads,
+              attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head,
+              attention__sliding_window=1024)
+    out.embeddings("Q6_K", 262_208, width)
+    out.vector("output_norm.weight", width)
+    for layer in range(layers):
+        at, six = f"blk.{layer}.", layer_types(layer, layers)
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            out.vector(f"{at}{name}.weight", width)
+        attention(out, at, six, width, heads, kv_heads, head, norms=True)
+        feed_forward(out, at, six, width, 10_240)
+    out.close()
+    return out.read
+
+
+def gemma3_projector(path: str) -> None:
+    """Write Gemma 3's image encoder, SigLIP So400m of 896 x 896."""
+    layers, width, feed = 27, 1152, 4304
+    out = Projector(path, "gemma3", 0.5, image_size=896, patch_size=14, block_count=layers, embedding_length=width,
+                    feed_forward_length=feed, attention__head_count=16, projection_dim=2560,
+                    projector__scale_factor=4)
+    out.plain("v.patch_embd.weight", width, 3, 14, 14)
+    out.plain("v.patch_embd.bias", width)
+    out.plain("v.position_embd.weight", 4096, width)
+    out.blocks(layers, width, feed, joined=False)
+    out.norm("v.post_ln", width)
+    out.plain("mm.input_projection.weight", width, 2560)
+    out.norm("mm.soft_emb_norm", width, bias=False)
+    out.close()
+
+
+def qwen3_vl_text(path: str, vocabulary: str) -> float:
+    """Write the decoder of Qwen3-VL-2B."""
+    layers, width, heads, kv_heads, head = 28, 2048, 16, 8, 128
+    marks = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+    out = Writer(path, vocabulary, "qwen3vl", 151_936, 1, special=marks,
+                 template=TEMPLATE.replace("MARK", "".join(marks)))
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=6144, attention__head_count=heads,
+              attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head,
+              n_deepstack_layers=3)
+    out.gguf.add_array("qwen3vl.rope.dimension_sections", [24, 20, 20, 0])
+    out.embeddings("Q6_K", 151_936, width)
+    out.vector("output_norm.weight", width)
+    for layer in range(layers):
+        at, six = f"blk.{layer}.", layer_types(layer, layers)
+        for name in ("attn_norm", "ffn_norm"):
+            out.vector(f"{at}{name}.weight", width)
+        attention(out, at, six, width, heads, kv_heads, head, norms=True)
+        feed_forward(out, at, six, width, 6144)
+    out.close()
+    return out.read
+
+
+def qwen3_vl_projector(path: str) -> None:
+    """Write the image encoder of Qwen3-VL-2B."""
+    layers, width, feed, taps = 24, 1024, 4096, (5, 11, 17)
+    out = Projector(path, "qwen3vl_merger", 0.5, image_size=768, patch_size=16, block_count=layers,
+                    embedding_length=width, feed_forward_length=feed, attention__head_count=16, projection_dim=2048,
+                    spatial_merge_size=2, image_min_pixels=65_536, image_max_pixels=16_777_216)
+    out.gguf.add_array("clip.vision.is_deepstack_layers", [layer in taps for layer in range(layers)])
+    out.plain("v.patch_embd.weight", width, 3, 16, 16)
+    out.plain("v.patch_embd.weight.1", width, 3, 16, 16)
+    out.plain("v.patch_embd.bias", width)
+    out.plain("v.position_embd.weight", 2304, width)
+    out.blocks(layers, width, feed, joined=True)
+    out.norm("v.post_ln", width)
+    for layer in taps:
+        out.norm(f"v.deepstack.{layer}.norm", 4 * width)
+        out.linear(f"v.deepstack.{layer}.fc1", 4 * width, 4 * width)
+        out.linear(f"v.deepstack.{layer}.fc2", 2048, 4 * width)
+    out.linear("mm.0", 4 * width, 4 * width)
+    out.linear("mm.2", 2048, 4 * width)
+    out.close()
+
+
+PAIRS: dict[str, Pair] = {
+    "gemma3-4b": Pair(gemma3_text, gemma3_projector, encoder_operations(4096, 27, 1152, 4304)),
+    "qwen3-vl-2b": Pair(qwen3_vl_text, qwen3_vl_projector, encoder_operations(4096, 24, 1024, 4096)),
+}
