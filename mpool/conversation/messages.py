@@ -24,8 +24,8 @@ IMAGE_PARTS = ("image", "image_url", "input_image")
 _OTHER_PARTS = ("input_audio", "audio", "video", "video_url", "input_video", "file")
 #: Maximum number of frames of a video.
 MAX_FRAMES = 768
-_FRAMES = ('Pass the frames of the video: {"type": "video", "video": [frame, ...], "fps": 2}, or "timestamps" (seconds) '
-           'instead of "fps"')
+_FRAMES = ('Pass the frames of the video: {"type": "video", "video": [frame, ...], "fps": 2}, or "timestamps" '
+           '(seconds) instead of "fps"')
 #: Placeholder characters for an image while the chat template is rendered.
 _PLACEHOLDERS = "\ufdd8\ufdd9\ufdda\ufddb"
 
@@ -244,8 +244,8 @@ class NamedVideo:
 
 
 def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
-    """Return the video of a message part: images under ``video``, from any iterable, and their times: ``fps``, the number
-    of frames per second, or ``timestamps``, the time of each frame in seconds.
+    """Return the video of a message part: images under ``video``, from any iterable, and their times: ``fps``, the
+    number of frames per second, or ``timestamps``, the time of each frame in seconds.
 
     Raises:
         InvalidArgument: the part has no frames or too many, or no valid times.

@@ -303,7 +303,7 @@ def resize_frame(image: Image, settings: VisionSettings, size: tuple[int, int], 
 
 def tile_video(frames: list[NDArray[np.uint8]], times: Sequence[float], settings: VisionSettings,
                around: tuple[str, str]) -> TiledImage:
-    """Group the frames of a video. Each group follows a text with its time, the mean of that of its first and last frame.
+    """Group the frames of a video. Each group follows a text with its time, the mean of its first and last frame's.
 
     Args:
         frames: pixels of the frames; the last one is repeated until the last group is full.

@@ -216,7 +216,8 @@ def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledI
     marks = [mark]
     if settings.video is not None and any(cut.is_video for cut in cuts):
         marks.append(tokenizer.token_text(settings.video.mark_token_id))
-    shown = ImageTexts(marks, [int(cut.is_video) for cut in cuts], [cut.text(token or char or "") for cut in cuts], char)
+    shown = ImageTexts(marks, [int(cut.is_video) for cut in cuts], [cut.text(token or char or "") for cut in cuts],
+                       char)
     prompt = template.prompt(messages, tokenizer, images=shown, deadline=deadline, **options)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too

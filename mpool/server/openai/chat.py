@@ -192,8 +192,8 @@ def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
         return {"type": "image", "image": context.image(url, f"{where}.{name}")}
     if isinstance(part, VideoURLPart):
         raise Refusal("unsupported_parameter", f"`{where}` must not be a video file. Send the frames of the video: "
-                                               '{"type": "video", "video": ["data:image/jpeg;base64,...", ...], "fps": 2}.',
-                      where)
+                                               '{"type": "video", "video": ["data:image/jpeg;base64,...", ...], '
+                                               '"fps": 2}.', where)
     if isinstance(part, VideoPart):
         frames = [context.image_file(frame, f"{where}.video[{at}]") for at, frame in enumerate(part.video)]
         return {"type": "video", "video": frames, "fps": part.fps, "timestamps": part.timestamps}

@@ -1,7 +1,5 @@
 """Frames of videos compared with transformers in float32: the prompt with its times, resized frames, logits."""
 
-import base64
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +13,13 @@ from mpool import errors
 from mpool.tasks.requests import chat_request
 
 import visionmodels
-from paritymodels import torch, transformers
+from paritymodels import torch
 from visionmodels import IMAGE, image
 from visionparity import relative, run
 
 TOLERANCE = 1e-4
 VIDEO = 156
+MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] %}"
             "{% if part['type'] == 'image' %}{{ 'w20 <image> w21 ' }}{% elif part['type'] == 'video' %}{{ 'w156 ' }}"
             "{% else %}{{ part['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}assistant : ")
@@ -36,8 +35,8 @@ def save(name: str, folder: Path, **processor: Any) -> Any:
     visionmodels.save(model, name, folder)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     (folder / "video_preprocessor_config.json").write_text(json.dumps({
-        "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_std": [0.26862954, 0.26130258, 0.27577711], "video_processor_type": "Qwen3VLVideoProcessor", **processor}))
+        "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "image_mean": MEAN, "image_std": STD,
+        "video_processor_type": "Qwen3VLVideoProcessor", **processor}))
     return model
 
 
@@ -54,12 +53,15 @@ def asked(pool: mpool.Pool, folder: Path, content: list[dict[str, Any]], **optio
                         None, "vision")
 
 
-def processed(video: list[np.ndarray], **more: Any) -> Any:
-    processor = transformers.Qwen3VLVideoProcessor(
-        patch_size=4, merge_size=2, temporal_patch_size=2, image_mean=[0.48145466, 0.4578275, 0.40821073],
-        image_std=[0.26862954, 0.26130258, 0.27577711], **more)
-    tensor = torch.from_numpy(np.stack(video)).permute(0, 3, 1, 2)
-    return processor(videos=[tensor], do_sample_frames=False, return_tensors="pt")
+def processed(video: list[np.ndarray]) -> dict[str, Any]:
+    """Return what Qwen3VLVideoProcessor returns for frames that are not resized. The class needs torchvision."""
+    video = [*video, *video[-1:] * (len(video) % 2)]
+    mean, std = (np.array(value) for value in (MEAN, STD))
+    values = torch.tensor((np.stack(video) / 255 - mean) / std, dtype=torch.float32).permute(0, 3, 1, 2)
+    count, _, height, width = values.shape
+    patches = values.view(1, count // 2, 2, 3, height // 8, 2, 4, width // 8, 2, 4)
+    return {"pixel_values_videos": patches.permute(0, 1, 4, 7, 5, 8, 3, 2, 6, 9).reshape(-1, 96),
+            "video_grid_thw": torch.tensor([[count // 2, height // 4, width // 4]])}
 
 
 def logits(model: Any, made: Any, video: list[np.ndarray], pixels: np.ndarray | None) -> np.ndarray:
@@ -67,8 +69,7 @@ def logits(model: Any, made: Any, video: list[np.ndarray], pixels: np.ndarray | 
     rows = video[0].shape[0] * video[0].shape[1] // 64 * ((len(video) + 1) // 2)
     places = torch.nonzero(ids[0] == IMAGE)[:, 0]
     ids[0, places[:rows]] = VIDEO
-    done = processed(video, do_resize=False)
-    given = {"pixel_values_videos": done["pixel_values_videos"], "video_grid_thw": done["video_grid_thw"]}
+    given = processed(video)
     if pixels is not None:
         seen = visionmodels.processed("qwen3_vl", pixels)
         given |= {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
@@ -100,8 +101,8 @@ def test_frames_in_a_process_and_later_questions(family: Any) -> None:
     options = {"compute": "float32", "temperature": 0, "max_tokens": 5, "ignore_eos": True}
 
     def tokens(pool: mpool.Pool, shown: list[np.ndarray]) -> Any:
-        return pool.chat([{"role": "user", "content": [{"type": "video", "video": shown, "fps": 1}, "w40"]}], str(folder),
-                         logprobs=True, **options).choices[0]
+        messages = [{"role": "user", "content": [{"type": "video", "video": shown, "fps": 1}, "w40"]}]
+        return pool.chat(messages, str(folder), logprobs=True, **options).choices[0]
 
     first, again = tokens(pool, video), tokens(pool, video)
     pool.vision(video[0], "w40", str(folder), **options)
@@ -128,36 +129,33 @@ def test_prompt_around_frames(tmp_path: Path) -> None:
         else:
             means = [0.25, 3.1, 10.0]
         shown = "".join(f"<{at:.1f} seconds>w158{'<image>' * 15}w157" for at in means)
-        assert made.prompt.tolist() == tokenizer.encode(f"user : {shown} w40 assistant : ", add_special_tokens=False).ids
+        text = f"user : {shown} w40 assistant : "
+        assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("size", [(60, 90), (33, 41), (300, 24), (17, 64)])
+@pytest.mark.parametrize("size", [(60, 90), (33, 41), (300, 24), (17, 64), (5, 40)])
 @pytest.mark.parametrize("cap", [False, True])
-def test_resized_frames_match_transformers(tmp_path: Path, size: tuple[int, int], cap: bool) -> None:
-    """The sizes are equal; torchvision's filter differs from Pillow's by rounding."""
-    limits = {"size": {"shortest_edge": 6000, "longest_edge": 14000}, "cap_pixels_per_frame": cap, "max_video_tokens": 40}
-    save("qwen3_vl", tmp_path, **limits)
+def test_sizes_of_frames(tmp_path: Path, size: tuple[int, int], cap: bool) -> None:
+    """They are those of transformers' video processor, with Pillow's filter."""
+    from PIL import Image
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+
+    least, most = 6000, 14000
+    save("qwen3_vl", tmp_path, size={"shortest_edge": least, "longest_edge": most}, cap_pixels_per_frame=cap,
+         max_video_tokens=40)
     video = frames(3, *size)
     with mpool.Pool() as pool:
         made = asked(pool, tmp_path, [{"type": "video", "video": video, "fps": 2}, {"type": "text", "text": "w40"}])
-    done = processed(video, do_rescale=False, do_normalize=False, **limits)
-    count, down, across = done["video_grid_thw"][0].tolist()
-    assert made.images.sizes.reshape(-1, 2).tolist() == [[down * 4, across * 4]] * 4 and count == 2
-    values = done["pixel_values_videos"].numpy().reshape(2, down // 2, across // 2, 2, 2, 3, 2, 4, 4)
-    wanted = values.transpose(0, 6, 1, 3, 7, 2, 4, 8, 5).reshape(4, down * 4, across * 4, 3)
-    assert np.abs(made.images.pixels.reshape(wanted.shape).astype(float) - wanted).max() <= 1.0
-
-
-def png(pixels: np.ndarray) -> str:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    limit = 3 * max(min(40 * 64, most // 3), int(least * 1.05)) if cap else most
+    high, wide = smart_resize(3, *size, temporal_factor=2, factor=8, min_pixels=least, max_pixels=limit)
+    assert made.images.sizes.reshape(-1, 2).tolist() == [[high, wide]] * 4
+    wanted = [np.asarray(Image.fromarray(frame).resize((wide, high), 3)) for frame in (*video, video[-1])]
+    assert np.array_equal(made.images.pixels.reshape(4, high, wide, 3), wanted)
 
 
 @pytest.mark.parametrize("part, param", [
-    ({"video": "film.mp4", "fps": 2}, "messages[0].content[0].video"), ({"video": [], "fps": 2}, "messages[0].content[0].video"),
+    ({"video": "film.mp4", "fps": 2}, "messages[0].content[0].video"),
+    ({"video": [], "fps": 2}, "messages[0].content[0].video"),
     ({"video": frames(1), "fps": 2}, "messages[0].content[0].video"), ({"video": frames(2)}, "messages[0].content[0]"),
     ({"video": frames(2), "fps": 0}, "messages[0].content[0].fps"),
     ({"video": frames(2), "fps": 1, "timestamps": [0, 1]}, "messages[0].content[0]"),
@@ -165,7 +163,7 @@ def png(pixels: np.ndarray) -> str:
     ({"video": frames(2), "timestamps": [1]}, "messages[0].content[0].timestamps"),
     ({"video": [*frames(1), image(3, 24, 48)], "fps": 1}, "messages[0].content[0].video[1]"),
     ({"video": [*frames(1), b"no image"], "fps": 1}, "messages[0].content[0].video[1]"),
-    ({"video": iter(frames(1) * 800), "fps": 1}, "messages[0].content[0].video")])
+    ({"video": frames(1) * 800, "fps": 1}, "messages[0].content[0].video")])
 def test_bad_frames(family: Any, part: dict[str, Any], param: str) -> None:
     _, folder, pool = family
     with pytest.raises(errors.InvalidArgument) as caught:
@@ -175,7 +173,7 @@ def test_bad_frames(family: Any, part: dict[str, Any], param: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava"])
 def test_models_without_frames(tmp_path: Path, name: str) -> None:
-    visionmodels.save(visionmodels.make(name, 1, 1), name, tmp_path)
+    visionmodels.save(visionmodels.make(name, 1, 2), name, tmp_path)
     with mpool.Pool() as pool:
         for part in ({"type": "video", "video": frames(2), "fps": 1}, {"type": "video_url", "video_url": {"url": "x"}}):
             with pytest.raises(errors.Unsupported) as caught:

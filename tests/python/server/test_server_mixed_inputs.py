@@ -38,6 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for name, scores in (("embedder", False), ("reranker", True)):
         folders[name] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp(name))
         visionmodels.make_embedder(folders[name], scores)
+    folders["chat"] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp("chat"))
+    path = folders["chat"] / "chat_template.json"
+    path.write_text(path.read_text().replace("{{ '<image> ' }}", "{{ '' }}").replace(
+        "{% if add_generation_prompt %}", "{% for part in messages[0]['content'] %}{% if part['type'] == 'video' %}"
+        "{{ 'w156 ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}"))
     for name in ("clip", "dinov2"):
         folders[name] = imagemodels.save(imagemodels.randomised(name, 2), name, tmp_path_factory.mktemp(name))
     with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
@@ -117,6 +122,30 @@ def test_bad_inputs_are_refused(server: Any, path: str, body: dict[str, Any], pa
     model = "reranker" if path == "rerank" else "embedder"
     status, found = ask(server, f"/v1/{path}", {"model": model, **body})
     assert (status, found["error"]["param"]) == (400, param), found
+
+
+def test_frames_of_a_video_in_a_chat(server: Any) -> None:
+    pool = server.state.pool
+    frames = [image(seed, 48, 40) for seed in range(3)]
+    shown = [f"data:image/png;base64,{png(frame)}" for frame in frames]
+    text = {"type": "text", "text": "w40"}
+    options = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    wanted = pool.chat([{"role": "user", "content": [{"type": "video", "video": frames, "fps": 2}, text]}], "chat",
+                       **options)
+
+    def asked(part: dict[str, Any]) -> tuple[int, Any]:
+        return ask(server, "/v1/chat/completions", {
+            "model": "chat", "messages": [{"role": "user", "content": [part, text]}], **options})
+
+    for times in ({"fps": 2}, {"timestamps": [0, 0.5, 1]}):
+        status, found = asked({"type": "video", "video": shown, **times})
+        assert status == 200 and found["choices"][0]["message"]["content"] == wanted.text, found
+        assert found["usage"]["prompt_tokens"] == wanted.usage.prompt_tokens
+    for part, param in (({"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}}, ""),
+                        ({"type": "video", "video": shown}, ""), ({"type": "video", "video": ["a"], "fps": 1}, ".video[0]"),
+                        ({"type": "video", "video": shown, "fps": -1}, ".fps")):
+        status, found = asked(part)
+        assert (status, found["error"]["param"]) == (400, f"messages[0].content[0]{param}"), found
 
 
 def test_models_without_images_refuse_them(server: Any) -> None:
