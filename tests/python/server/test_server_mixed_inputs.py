@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from servers import ask, serving
 from visionmodels import image
 
 PHOTO = image(1, 50, 70)
+_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 def png(pixels: np.ndarray) -> str:
@@ -40,7 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         visionmodels.make_embedder(folders[name], scores)
     folders["chat"] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp("chat"))
     path = folders["chat"] / "chat_template.json"
-    path.write_text(path.read_text().replace("{{ '<image> ' }}", "{{ '' }}").replace(
+    (folders["chat"] / "video_preprocessor_config.json").write_text(json.dumps({"do_resize": False, "image_mean": _MEAN, "image_std": _STD}))
+    path.write_text(path.read_text().replace(
         "{% if add_generation_prompt %}", "{% for part in messages[0]['content'] %}{% if part['type'] == 'video' %}"
         "{{ 'w156 ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}"))
     for name in ("clip", "dinov2"):
@@ -142,7 +145,8 @@ def test_frames_of_a_video_in_a_chat(server: Any) -> None:
         assert status == 200 and found["choices"][0]["message"]["content"] == wanted.text, found
         assert found["usage"]["prompt_tokens"] == wanted.usage.prompt_tokens
     for part, param in (({"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}}, ""),
-                        ({"type": "video", "video": shown}, ""), ({"type": "video", "video": ["a"], "fps": 1}, ".video[0]"),
+                        ({"type": "video", "video": shown}, ""),
+                        ({"type": "video", "video": ["a"], "fps": 1}, ".video[0]"),
                         ({"type": "video", "video": shown, "fps": -1}, ".fps")):
         status, found = asked(part)
         assert (status, found["error"]["param"]) == (400, f"messages[0].content[0]{param}"), found
