@@ -250,7 +250,8 @@ def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
     Raises:
         InvalidArgument: the part has no frames or too many, or no valid times.
     """
-    given, name = part.get("video"), f"{where}.video"
+    name = f"{where}.video"
+    given: Any = part.get("video")
     if isinstance(given, (str, bytes, bytearray, Mapping)) or not hasattr(given, "__iter__"):
         refuse(name, given, "an iterable of images, the frames of the video", hint=_FRAMES)
     frames = [frame for frame, _ in zip(items_of_caller(given), range(MAX_FRAMES + 1))]

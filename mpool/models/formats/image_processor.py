@@ -298,9 +298,8 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int) -> tup
     for key, value in (("patch_size", images.patch), ("merge_size", images.merge), ("temporal_patch_size", frames)):
         if config.int(key, value) != value:
             return None
-    usual = [images.kv.get(f"mpool.image.{name}") for name in ("mean", "std")]
-    if len(config.values) and [_read_three(config, f"image_{name}", value if isinstance(value, list) else _HALVES)
-                               for name, value in zip(("mean", "std"), usual)] != usual:
+    usual = {name: cast("list[float]", images.kv.get(f"mpool.image.{name}", _HALVES)) for name in ("mean", "std")}
+    if any(_read_three(config, f"image_{name}", value) != value for name, value in usual.items()):
         return None
     size = config.section("size", None)
     least, most = 128 * 32 * 32, 768 * 32 * 32
