@@ -286,7 +286,7 @@ class ShuttingDown(PoolError, RuntimeError):
 
 
 class MemoryExhausted(PoolError, MemoryError):
-    """There is not enough memory; the message states the required and the free bytes."""
+    """There is not enough memory; the message states the required and the free bytes, or the limit."""
 
     code, name = 56, "MEMORY_EXHAUSTED"
 
@@ -326,6 +326,12 @@ class NumericError(PoolError, ArithmeticError):
     """The model computed NaN or infinity; that output was discarded."""
 
     code, name = 80, "NUMERIC"
+
+    def __init__(self, message: str = "", *, param: str | None = None, hint: str | None = None,
+                 key: str | None = None) -> None:
+        super().__init__(message, param=param, key=key, hint=hint or (
+            'The same input fails again. Try compute="float32". If that fails too, the weights are damaged or hold '
+            "NaN: download the model again, or use another file of it"))
 
 
 class InternalError(MpoolError, RuntimeError):

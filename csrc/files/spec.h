@@ -124,4 +124,11 @@ mp_status mp_spec_bool(const mp_spec *spec, const char *key, const bool *def, bo
 /* *out is borrowed. If the key is absent, sets *out to `def`, or returns FORMAT if `def` is NULL. */
 mp_status mp_spec_string(const mp_spec *spec, const char *key, const char *def, const char **out, mp_error *error);
 
+/* Name the file and the key as the user has them, in an error about a hyper-parameter of the spec: the config.json of a
+ * folder has other keys than GGUF, and a projector file is another file than the first. The arrays `mpool.origins.0`,
+ * `mpool.origins.1`, ... have a file each, then pairs of a hyper-parameter and its key in that file. A hyper-parameter
+ * that ends in a dot stands for every field that begins with it. An empty key keeps the field. The first pair that fits
+ * counts. Does the same for the draft model. Errors that name another file than the first are not about a value. */
+void mp_spec_place_error(const mp_spec *spec, mp_error *error);
+
 #endif

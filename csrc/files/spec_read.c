@@ -184,3 +184,57 @@ mp_status mp_spec_string(const mp_spec *spec, const char *key, const char *def, 
     *out = value->as.string;
     return MP_OK;
 }
+
+/* Copy a string of an array. Returns false if it is too long. */
+static bool copy_string(const mp_value *list, uint64_t index, char *to, size_t size) {
+    const uint64_t *offsets = list->as.strings.offsets;
+    uint64_t bytes = offsets[index + 1] - offsets[index];
+    if (bytes >= size)
+        return false;
+    memcpy(to, list->as.strings.bytes + offsets[index], bytes);
+    to[bytes] = 0;
+    return true;
+}
+
+/* Return whether an error names a file. Errors cut a long path at its start. */
+static bool is_file(const char *shown, const char *path) {
+    size_t bytes = strlen(shown), all = strlen(path);
+    if (strncmp(shown, "...", 3) == 0 && all >= bytes)
+        return strcmp(shown + 3, path + all - (bytes - 3)) == 0;
+    return strcmp(shown, path) == 0;
+}
+
+/* Return whether a hyper-parameter of the origins is the field of an error, which may lack the architecture. */
+static bool is_field(const char *name, const char *field, const char *architecture) {
+    size_t bytes = strlen(name), head = strlen(architecture);
+    if (bytes && name[bytes - 1] == '.')
+        return strncmp(field, name, bytes) == 0;
+    return strcmp(field, name) == 0 ||
+           (strncmp(name, architecture, head) == 0 && name[head] == '.' && strcmp(field, name + head + 1) == 0);
+}
+
+void mp_spec_place_error(const mp_spec *spec, mp_error *error) {
+    if (!error || (error->code != MP_FORMAT && error->code != MP_LIMIT) || !error->field[0])
+        return;
+    if (mp_spec_draft(spec))
+        mp_spec_place_error(mp_spec_draft(spec), error);
+    if (!is_file(error->file, mp_spec_origin(spec)))
+        return;
+    for (int i = 0;; i++) {
+        char key[32], file[4097], name[sizeof(key_name)], own[sizeof error->field], hint[sizeof error->hint];
+        snprintf(key, sizeof key, "mpool.origins.%d", i);
+        const mp_value *list = mp_spec_find(spec, key);
+        if (!list || list->type != MP_VALUE_STRINGS || !list->count || !copy_string(list, 0, file, sizeof file))
+            return;
+        for (uint64_t at = 1; at + 1 < list->count; at += 2) {
+            if (!copy_string(list, at, name, sizeof name) || !copy_string(list, at + 1, own, sizeof own) ||
+                !is_field(name, error->field, mp_spec_architecture(spec)))
+                continue;
+            memcpy(hint, error->hint, sizeof hint);
+            mp_fail_file(error, error->code, file, error->offset, own[0] ? own : error->field, error->allowed, "%s",
+                         error->got);
+            memcpy(error->hint, hint, sizeof hint);
+            return;
+        }
+    }
+}

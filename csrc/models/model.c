@@ -73,7 +73,11 @@ static mp_status model_load(const mp_arch *arch, mp_load_args *args, mp_model **
     if (mp_spec_draft(args->spec) && arch->capability != MP_TEXT_TO_TEXT)
         return mp_fail(error, MP_UNSUPPORTED, "`draft` needs a language model for text, got a model of type %.40s",
                        arch->name);
-    MP_TRY(arch->family->load(args, model, error));
+    mp_status status = arch->family->load(args, model, error);
+    if (status != MP_OK) {
+        mp_spec_place_error(args->spec, error);
+        return status;
+    }
     mp_model_base *base = (mp_model_base *)*model;
     base->facts.architecture = arch->name;
     if (base->facts.weights == MP_MATRICES_NONE)

@@ -27,12 +27,11 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
         /* start to free memory for the next request, but not for a request that exceeds the whole limit */
         if (more > left && bytes <= limit)
             mp_governor_reclaim(governor, more - left, true);
-        char sizes[3][MP_SIZE_TEXT];
+        char size[MP_SIZE_TEXT], shortage[MP_SHORTAGE_TEXT];
         return mp_fail(error, MP_MEMORY_EXHAUSTED,
-                       "%s: the request needs %s, but %s of %s are free; send smaller requests, or raise the limit "
-                       "(memory_bytes, MPOOL_MEMORY_MB)",
-                       entry->key, mp_size_text(sizes[0], bytes), mp_size_text(sizes[1], left),
-                       mp_size_text(sizes[2], limit));
+                       "%s: the request needs %s, but %s; send smaller requests, or raise the limit (memory_bytes, "
+                       "MPOOL_MEMORY_MB)",
+                       entry->key, mp_size_text(size, bytes), mp_shortage_text(shortage, bytes, left, limit));
     }
     atomic_fetch_add_explicit(&entry->charged, bytes - ticket->charged, memory_order_relaxed);
     ticket->charged = bytes;

@@ -225,6 +225,17 @@ static void end_turn(mp_governor *governor, turn *self) {
     mp_cond_broadcast(&governor->changed); /* it may be the next caller's turn */
 }
 
+const char *mp_shortage_text(char to[MP_SHORTAGE_TEXT], uint64_t bytes, uint64_t left, uint64_t limit) {
+    char sizes[2][MP_SIZE_TEXT];
+    mp_size_text(sizes[0], left);
+    mp_size_text(sizes[1], limit);
+    if (bytes > limit)
+        snprintf(to, MP_SHORTAGE_TEXT, "the memory limit is %s", sizes[1]);
+    else
+        snprintf(to, MP_SHORTAGE_TEXT, "%s of %s are free", sizes[0], sizes[1]);
+    return to;
+}
+
 /* Must hold the lock; releases it temporarily. The caller's turn has come and less than `needed` is free. Asks other
  * models for memory. Returns MEMORY_EXHAUSTED if waiting is useless. *again: check again at once. */
 static mp_status demand(mp_governor *governor, const char *key, uint64_t needed, bool *again, mp_error *error) {
@@ -241,12 +252,12 @@ static mp_status demand(mp_governor *governor, const char *key, uint64_t needed,
     if (*again || coming || (governor->loads && needed <= left_of(governor)) || may_become_free(governor, needed) ||
         may_be_raised(governor, needed))
         return MP_OK;
-    uint64_t left = left_of(governor), limit = atomic_load(&governor->budget.limit);
-    char sizes[3][MP_SIZE_TEXT];
+    char size[MP_SIZE_TEXT], shortage[MP_SHORTAGE_TEXT];
+    mp_shortage_text(shortage, needed, left_of(governor), atomic_load(&governor->budget.limit));
     return mp_fail(error, MP_MEMORY_EXHAUSTED,
-                   "%s needs %s, but %s of %s are free; use a smaller model, unload others, or raise the limit "
-                   "(memory_bytes, MPOOL_MEMORY_MB)",
-                   key, mp_size_text(sizes[0], needed), mp_size_text(sizes[1], left), mp_size_text(sizes[2], limit));
+                   "%s needs %s, but %s; use a smaller model, unload others, or raise the limit (memory_bytes, "
+                   "MPOOL_MEMORY_MB)",
+                   key, mp_size_text(size, needed), shortage);
 }
 
 mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted, bool urgent,

@@ -39,6 +39,9 @@ typedef struct mp_guard {
     mp_budget *account; /* the model that takes the bytes; NULL: none takes them yet */
 } mp_guard;
 
+/* Say in `to` what a need of `bytes` exceeds: the bytes that are free, or the limit if it exceeds all of it. */
+enum { MP_SHORTAGE_TEXT = 2 * MP_SIZE_TEXT + 32 };
+const char *mp_shortage_text(char to[MP_SHORTAGE_TEXT], uint64_t bytes, uint64_t left, uint64_t limit);
 /* Reserves `wanted` bytes if they are free, else `needed` (<= wanted). Waits while other loads hold reservations,
  * reclaimers free memory, or models in use could free enough once their requests have ended; until give_up(arg) returns
  * true (called every 20 ms without a lock; NULL: never). Callers get memory in the order of their calls. `urgent`: the

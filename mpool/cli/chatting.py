@@ -177,12 +177,11 @@ class Conversation:
             FileError: an image cannot be read, or ``typed`` names a path without a file.
         """
         paths, missing, rest = _images_in(text)
-        named, absent, _ = _images_in(typed if typed is not None else text if self.interactive else "")
+        own = typed if typed is not None else text if self.interactive else ""
+        absent = _images_in(own)[1]
         sees = self.backend.capability == "vision"
         if not sees:
-            if named:
-                raise WrongCapability(f"does not see images, and the message names {named[0]}", key=self.backend.name,
-                                      hint="mpool models --task vision lists models that do")
+            refuse_images(self.backend.name, own)
             paths = []
         for path in missing if sees else absent:
             if sees and typed is not None and path in absent and path.startswith(("/", "./", "../")):
@@ -352,6 +351,14 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
     return given
+
+
+def refuse_images(name: str, text: str) -> None:
+    """Raise WrongCapability if a message names an image; ``name``: a model that does not see."""
+    paths = _images_in(text)[0]
+    if paths:
+        raise WrongCapability(f"does not see images, and the message names {paths[0]}", key=name,
+                              hint="mpool models --task vision lists models that do")
 
 
 def _images_in(text: str) -> tuple[list[str], list[str], str]:

@@ -82,11 +82,21 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(facts)
         return 0
-    width = max(map(len, facts))
+    labels = {name: _LABELS.get(name, name.replace("_", " ")) for name in facts}
+    width = max(map(len, labels.values()))
     for name, value in facts.items():
         if value not in (None, "", [], {}):
-            say(one_line(f"{name.replace('_', ' ').ljust(width)}  {_text(name, value)}"))
+            say(one_line(f"{labels[name].ljust(width)}  {_text(name, value)}"))
     return 0
+
+
+#: Facts whose names end with their unit -> labels, beside which the value has its unit.
+_LABELS = {"bytes": "size", "download_bytes": "download size", "expert_bytes": "size of experts",
+           "sequence_state_bytes": "state of a sequence", "est_memory_allocation_mb": "memory (estimate)"}
+#: Methods of splitting images (:class:`mpool.models.spec.VisionSettings`) -> their descriptions.
+_IMAGES = {"one": "scaled to one size", "tiles": "an overview, and tiles of fixed size",
+           "split": "an overview, and tiles of fixed size", "any": "of any size", "fit": "scaled to fit",
+           "pan": "scaled to one size, with crops of long images if the model's processor makes them"}
 
 
 #: Value of ``weights`` in :func:`mpool.ps` -> its description.
@@ -97,10 +107,14 @@ _WEIGHTS = {"packed": "packed at load", "mapped": "mapped, never packed",
 def _text(name: str, value: Any) -> str:
     if name == "weights":
         return _WEIGHTS[value]
-    if name in ("bytes", "download_bytes", "expert_bytes"):
-        return megabytes(value)
+    if name == "images":
+        return _IMAGES.get(value, value)
+    if name == "est_memory_allocation_mb":
+        return f"{value:,} MB"
     if name == "sequence_state_bytes":
-        return f"{value / 1e6:,.1f} MB"
+        return f"{value / 1e6:,.1f} MB" if value >= 1e5 else f"{value / 1e3:,.1f} kB"
+    if name.endswith("bytes"):
+        return megabytes(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -597,6 +597,7 @@ def _models(command: argparse.ArgumentParser, local: bool = False) -> None:
 def _show(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", nargs="?", metavar="REF", help="model, which need not be downloaded; without REF: "
                                                                  "CPU, kernels, limits, options and versions")
+    command.add_argument("--offline", action="store_true", help="never download, as always")
     _json(command)
 
 

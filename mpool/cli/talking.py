@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import shown
 from ..errors import InvalidArgument, MpoolError, UnknownModel, WrongCapability
+from ..models.catalogue import load as load_catalogue
 from ..models.describing import resolve
-from .chatting import Conversation, sampling_of
+from ..models.references import parse
+from .chatting import Conversation, refuse_images, sampling_of
 from .common import (
     default_model,
     first_numbers,
@@ -72,7 +74,8 @@ def vision(arguments: argparse.Namespace) -> int:
     question = require_prompt(standard_input() if arguments.question == "-" else arguments.question,
                               "mpool vision QUESTION --image FILE")
     options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute,
-               "allow_urls": arguments.allow_urls, "image_tokens": arguments.image_tokens}
+               "allow_urls": arguments.allow_urls,
+               **({} if arguments.image_tokens is None else {"image_tokens": arguments.image_tokens})}
     with make_pool(arguments) as pool:
         model = _loaded(pool, "vision", arguments.model or default_model("vision"),
                         {"images": arguments.image, "prompt": question, **options}, arguments)
@@ -179,6 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not prompt and not sys.stdin.isatty():
         raise InvalidArgument("there is no prompt, and standard input is not a terminal",
                               hint=f"mpool run {arguments.model} PROMPT")
+    _check_row(arguments.model, arguments, typed, embeds=bool(prompt))
     with _backend(arguments, arguments.model) as (backend, embed):
         if backend.capability == "text_embedding" and prompt:
             _refuse_conversation(backend.name, arguments)
@@ -189,7 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 say(json.dumps(vector))
             return 0
-        _refuse_capability(backend, arguments.model)
+        _refuse_capability(backend.capability, backend.name, arguments.model)
         talk = Conversation(backend, arguments)
         if not prompt:
             return _converse(talk, arguments.model)
@@ -212,11 +216,29 @@ def _refuse_prompt(name: str | None, arguments: argparse.Namespace) -> None:
                               hint=f"To answer it: mpool run {default_model('text_to_text')} {shlex.quote(prompt)}")
 
 
-def _refuse_capability(backend: Backend, ref: str | None) -> None:
+def _check_row(ref: str | None, arguments: argparse.Namespace, typed: str = "", embeds: bool = False) -> None:
+    """Refuse what a model of the catalogue cannot do, before it is downloaded.
+
+    Args:
+        ref: the model of the command.
+        arguments: arguments of the command.
+        typed: the message that a person typed.
+        embeds: True if an embedding model returns its vector.
+    """
+    row = load_catalogue().find(parse(ref)) if ref and not arguments.server and arguments.url is None else None
+    if row is None:
+        return
+    if row.capability != "text_embedding" or not embeds:
+        _refuse_capability(row.capability, row.key, ref)
+    if row.capability == "text_to_text":
+        refuse_images(row.key, typed)
+
+
+def _refuse_capability(capability: str, name: str, ref: str | None) -> None:
     """Raise an error if a model cannot chat."""
-    if backend.capability in _NO_CHAT:
-        problem, hint = _NO_CHAT[backend.capability]
-        raise WrongCapability(problem, key=backend.name, hint=hint.format(ref or backend.name))
+    if capability in _NO_CHAT:
+        problem, hint = _NO_CHAT[capability]
+        raise WrongCapability(problem, key=name, hint=hint.format(ref or name))
 
 
 def _refuse_conversation(key: str, arguments: argparse.Namespace) -> None:
@@ -245,8 +267,9 @@ def chat(arguments: argparse.Namespace) -> int:
                               hint="To answer one prompt: mpool run MODEL PROMPT")
     _refuse_prompt(arguments.name, arguments)
     ref = arguments.model or arguments.name
+    _check_row(ref, arguments)
     with _backend(arguments, ref) as (backend, _):
-        _refuse_capability(backend, ref)
+        _refuse_capability(backend.capability, backend.name, ref)
         return _converse(Conversation(backend, arguments), ref)
 
 

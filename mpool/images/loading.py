@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Set
@@ -321,6 +322,8 @@ def _opened(data: bytes, name: str) -> Image:
     if not data or len(data) > MAX_BYTES:
         raise InvalidArgument(param=name, got=f"{len(data):,} bytes", allowed=f"1 to {MAX_BYTES:,} bytes")
     structure.check_head(data, name)
+    if (size := structure.png_size(data)) is not None:
+        _check_size(*size, name)
     from .orientation import Jpeg
 
     try:
@@ -329,8 +332,10 @@ def _opened(data: bytes, name: str) -> Image:
             opened = Jpeg(io.BytesIO(data))
         else:
             opened = Image.open(io.BytesIO(data), formats=FORMATS)
-    except Image.DecompressionBombError:
-        raise InvalidArgument(param=name, got="too many pixels", allowed=f"at most {MAX_PIXELS:,} pixels") from None
+    except Image.DecompressionBombError as error:
+        count = re.search(r"(\d+) pixels", str(error))
+        raise InvalidArgument(param=name, got=f"{int(count[1]):,} pixels" if count else "too many pixels",
+                              allowed=f"at most {MAX_PIXELS:,} pixels") from None
     except (UnidentifiedImageError, SyntaxError):  # a SyntaxError of a JPEG file
         raise InvalidArgument(param=name, got=_format_of(data), allowed=f"a {FORMAT_WORDS} image",
                               hint="For other formats, open the file with Pillow and pass the Pillow image") from None

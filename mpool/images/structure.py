@@ -48,6 +48,13 @@ def check_head(data: bytes, name: str) -> None:
         _check_blocks(data, name)
 
 
+def png_size(data: bytes) -> tuple[int, int] | None:
+    """Return the width and height that the header of a PNG states, or None for another file."""
+    if not data.startswith(b"\x89PNG\r\n\x1a\n") or data[12:16] != b"IHDR" or len(data) < 24:
+        return None
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+
 def check_scans(data: bytes, pixels: int, name: str) -> None:
     """Check the number of scans of a JPEG.
 

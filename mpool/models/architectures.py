@@ -99,7 +99,8 @@ def check_layers(table: Fields, name: str) -> None:
     _limited(table, f"{name}.block_count", MAX_LAYERS, "layers")
 
 
-def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types: int | None = None) -> dict[str, int]:
+def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types: int | None = None,
+          own: Callable[[str], str] | None = None) -> dict[str, int]:
     """Check that the hyper-parameters of a model are consistent, and return its sizes by their letters.
 
     Args:
@@ -107,13 +108,14 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
         kv: hyper-parameters under GGUF's names.
         file: path named in errors.
         token_types: rows of the token type table, if the architecture has one.
+        own: function that returns the file's key of a hyper-parameter, for errors; None: it is the hyper-parameter.
 
     Raises:
         FormatError: a key is missing, of the wrong type, out of range or inconsistent with another.
         LimitError: the model has more layers, positions, tokens or experts than mpool supports.
     """
     a = row.name
-    table = Fields(kv, file=file)
+    table = Fields(kv, file=file, own=own)
     layers = _limited(table, f"{a}.block_count", MAX_LAYERS, "layers")
     context = _limited(table, f"{a}.context_length", MAX_CONTEXT, "positions")
     vocabulary = _limited(table, f"{a}.vocab_size", MAX_VOCABULARY, "tokens")

@@ -8,6 +8,8 @@ A row states:
   cannot reach the hub;
 - ``files``: size and SHA-256 of its files, or a commit in the reference, and ``source``, the public page that states
   them. A row without either is *unpinned*: the first download records commit and hashes (:mod:`mpool.models.pins`);
+- ``projector``: path of the projector file in the repository, for a GGUF model that sees images. The download brings
+  it;
 - its licence, capability, origin, number of parameters and ``download_bytes``, the size of the download, which may be
   rounded as its publisher states it;
 - ``options``: defaults that the model needs and that its files do not state;
@@ -22,11 +24,11 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..checks import one_of
+from ..checks import nearest, one_of
 from ..errors import UnknownModel
 from ..names import CAPABILITIES, TASKS
 from .fields import Fields
@@ -83,6 +85,12 @@ class Row:
         """True if the row states neither hashes nor a commit: the first download decides what is accepted later."""
         first = self.refs[0]
         return self.files is None and not (isinstance(first, HubRef) and _COMMIT.fullmatch(first.revision or ""))
+
+    def may_serve(self, capability: str) -> bool:
+        """Return False if the model cannot have a capability. An image encoder may have a text encoder, and a vision
+        model also serves conversations without images."""
+        also = {"vision": "text_to_text", "image_embedding": "text_embedding"}.get(self.capability)
+        return capability in (self.capability, also)
 
     def fetch_hint(self) -> str:
         """Return the hint for errors, which states the command that downloads the model."""
@@ -193,6 +201,23 @@ def state_bytes(described: ModelDescription) -> int:
     return described.spec.to_core().state_bytes() if "mpool.layer_mixers" in described.spec.kv else 0
 
 
+def suggestion(key: str, capability: str, used: Iterable[str] = ()) -> str:
+    """Return the hint for a model without a capability: a model that has it.
+
+    Only the default of the catalogue is named: a model with a similar name may be a large download.
+
+    Args:
+        key: the model.
+        capability: the capability.
+        used: keys of models that have it and that the caller uses; the most similar is named first.
+    """
+    near = (nearest(key, list(used), 1) or [load().defaults[capability]])[0]
+    if capability != "vision":
+        return f"Did you mean {near}?"
+    return (f"{near} sees images; `mpool models --task vision` lists all models that do. A GGUF model also needs "
+            "its projector file (mmproj-*.gguf): pass the folder that has both")
+
+
 def unknown(key: str, known: Mapping[str, str]) -> UnknownModel:
     """Return the error for an unknown name.
 
@@ -240,7 +265,7 @@ def read(path: str) -> Catalogue:
 
 def _row(row: Fields) -> Row:
     row.only({"key", "capability", "refs", "license", "origin", "parameters", "est_memory_allocation_mb", "aliases",
-              "download_bytes", "mirror_bytes", "files", "source", "options", "task"})
+              "download_bytes", "mirror_bytes", "files", "source", "options", "task", "projector"})
     refs = tuple(parse(text) for text in row.list("refs", of=str, limit=8))
     if not refs or not all(isinstance(ref, (HubRef, PipRef, BundledRef)) for ref in refs):
         row.fail("refs", [str(ref) for ref in refs], "references to the hub, to wheels or to bundled models")
@@ -253,6 +278,12 @@ def _row(row: Fields) -> Row:
     files, source = row.section("files", None), row.str("source", None)
     if files is None and any(isinstance(ref, (PipRef, BundledRef)) for ref in refs):
         row.fail("files", "missing", "the size and SHA-256 of every file of a wheel or of a bundled model")
+    projector = row.str("projector", None)
+    if projector is not None:
+        check_relative(projector, file=row.file, field=row.name("projector"))
+        if not all(isinstance(ref, HubRef) for ref in refs):
+            row.fail("projector", projector, "none in a row with a wheel or a bundled model")
+        refs = tuple(replace(ref, projector=projector) for ref in refs if isinstance(ref, HubRef))
     facts = {check_relative(name, file=row.file, field=files.name(name), allow_empty=True): _fact(files.section(name))
              for name in files} if files is not None else None
     bundled = all(isinstance(ref, BundledRef) for ref in refs)

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from .._version import __version__
-from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
+from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError, Unsupported
 from ..records import logger
 from . import catalogue, downloaded, files, pins, store
 from .catalogue import Row
@@ -146,7 +146,8 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
         return hub.resolve(reference, offline=offline, progress=progress)
     if row.files is not None:
         place = reference.file or ""
-        expected = hub.Expected({os.path.join(place, name).rstrip("/"): fact for name, fact in row.files.items()},
+        expected = hub.Expected({name if name == reference.projector else os.path.join(place, name).rstrip("/"): fact
+                                 for name, fact in row.files.items()},
                                 f"The catalogue states these hashes, see {row.source}; to accept other files, name a "
                                 f"revision: {reference.repo}@revision")
         return replace(hub.resolve(reference, offline=offline, progress=progress, expected=expected), key=row.key,
@@ -283,16 +284,25 @@ def _apply_row(described: ModelDescription, row: Row) -> ModelDescription:
 
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
-    """Describe a GGUF model. A folder that also holds an image projector, or a file with an image encoder that mpool
-    reads, is described as a vision model."""
+    """Describe a GGUF model. It is a vision model if a projector file is in its folder or was downloaded with it, or if
+    it has an image encoder that mpool reads."""
     from .formats import gguf_model
 
     folder = Folder(found.ref) if os.path.isdir(found.ref) else None
-    projector = None if folder is None else gguf_model.find_projector(folder)
+    projector = found.projector
+    if folder is not None and (inside := gguf_model.find_projector(folder)) is not None:
+        projector = folder.path_of(inside)
     text = gguf_model.describe_gguf(found.path, key=name, ref=found.ref)
     if projector is None and f"{text.spec.architecture}.vision.block_count" not in text.spec.kv:
         return text
     from .formats import vision_gguf
 
-    return vision_gguf.with_images(text, found.path) if folder is None or projector is None else \
-        vision_gguf.describe_pair(text, folder.path_of(projector))
+    if projector is None:
+        return vision_gguf.with_images(text, found.path)
+    try:
+        return vision_gguf.describe_pair(text, projector)
+    except Unsupported as error:
+        if folder is not None or found.key is not None:
+            raise
+        log.warning("%s accepts texts only: %s", name, error.message)  # the reference did not name the projector file
+        return text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..errors import FormatError
@@ -27,10 +27,13 @@ class Fields:
         values: the mapping.
         file: path of the file that contains it.
         at: path of the mapping inside the file (``"models[0].files"``), empty for the root.
+        own: function that returns the file's own name of a field, if the mapping has other names; None: it has the
+            file's.
     """
 
-    def __init__(self, values: Mapping[str, Any], *, file: str, at: str = "") -> None:
-        self.values, self.file, self.at = values, file, at
+    def __init__(self, values: Mapping[str, Any], *, file: str, at: str = "",
+                 own: Callable[[str], str] | None = None) -> None:
+        self.values, self.file, self.at, self.own = values, file, at, own
 
     @classmethod
     def of(cls, value: Any, *, file: str, at: str = "") -> Fields:
@@ -47,6 +50,8 @@ class Fields:
 
     def name(self, key: str) -> str:
         """Return the full name of a field, for messages: ``"models[0].key"``."""
+        if self.own is not None:
+            return self.own(key)
         return f"{self.at}.{key}" if self.at else key
 
     def fail(self, key: str, got: object, allowed: object, hint: str | None = None) -> NoReturn:

@@ -105,6 +105,11 @@ _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
+def is_projector(name: str) -> bool:
+    """Return True if a file has the name of a projector file: the image encoder of a GGUF model."""
+    return name.endswith(".gguf") and "mmproj" in posixpath.basename(name).lower()
+
+
 def gguf_models(names: Iterable[str]) -> list[str]:
     """Return the sorted names of the GGUF models, without companion files. A split model is named by its first part."""
     found = []

@@ -52,6 +52,8 @@ def read(row: Row, reference: HubRef) -> Pin | None:
         if not isinstance(size, int) or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
             return None
         facts[str(name)] = FileFact(size, sha256)
+    if reference.projector is not None and reference.projector not in facts:  # an older pin, of the text part only
+        return None
     return Pin(commit, facts)
 
 

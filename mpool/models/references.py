@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..checks import refuse
 from ..errors import InvalidArgument
@@ -60,12 +60,15 @@ class HubRef:
         revision: branch, tag or commit; None: the main branch.
         quant: quantisation of a GGUF repository, or None.
         file: path of a file or folder in the repository, or None.
+        projector: path of the projector file that the GGUF model needs for images. Rows of the catalogue name it; None:
+            see :func:`mpool.models.sources.hub_files.choose_projector`.
     """
 
     repo: str
     revision: str | None = None
     quant: str | None = None
     file: str | None = None
+    projector: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         text = self.repo + (f"@{self.revision}" if self.revision else "") + (f":{self.quant}" if self.quant else "")

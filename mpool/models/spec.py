@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import Unsupported
+from .origins import Origins, strings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +79,7 @@ class ModelSpec:
         tokens: bytes of the tokens; None: the model generates no text.
         variant: first ``model_type`` of the row of the architecture table; empty: there is no row.
         inner: layers of a group, if the files store layers in groups, otherwise 1.
+        origins: file and key of hyper-parameters, for errors (:mod:`mpool.models.origins`).
     """
 
     architecture: str
@@ -87,6 +89,7 @@ class ModelSpec:
     tokens: TokenTable | None = None
     variant: str = ""
     inner: int = 1
+    origins: Origins = field(default_factory=dict, compare=False, repr=False)
 
     def with_adapters(self, adapters: Iterable[tuple[int, Adapter]]) -> ModelSpec:
         """Return the spec with further adapters, as ``csrc/models/nn/adapter.h`` describes them.
@@ -129,6 +132,8 @@ class ModelSpec:
             spec.add_file(path)
         for name, value in self.kv.items():
             spec.set(name, value)
+        for number, names in enumerate(strings(self.origins)):
+            spec.set(f"mpool.origins.{number}", names)
         for tensor in self.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         return spec
@@ -571,7 +576,9 @@ class ModelDescription:
         if self.vision is None or not isinstance(name, str):
             return self
         kv = {f"{name}.{key[len(old):]}" if key.startswith(old) else key: value for key, value in self.spec.kv.items()}
-        return replace(self, capability="text_to_text", spec=replace(self.spec, architecture=name, kv=kv))
+        tensors = tuple(tensor for tensor in self.spec.tensors if not tensor.name.startswith(("v.", "mm.")))
+        return replace(self, capability="text_to_text", vision=None,
+                       spec=replace(self.spec, architecture=name, kv=kv, tensors=tensors))
 
     @property
     def tokenizes(self) -> bool:

@@ -82,6 +82,8 @@ class ModelFiles:
     def _read(self, progress: bool | None) -> ModelDescription:
         with reading(), model_folders(self._config.model_folders):
             found = describe(self._ref, self.key, offline=self._config.offline, progress=progress)
+        if self._given_capability == "text_to_text" and found.capability == "vision":
+            found = found.language_model  # a draft model
         if self._given_capability not in (None, found.capability):
             raise wrong_capability(self.key, found.capability, self._given_capability)
         return override(found, self._overrides) if self._overrides else found

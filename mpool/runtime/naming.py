@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..checks import caller_stacklevel, nearest, refuse, shown
 from ..errors import InvalidArgument, MpoolError, UnknownModel
 from ..models.catalogue import load as load_catalogue
-from ..models.catalogue import unknown
+from ..models.catalogue import suggestion, unknown
 from ..models.references import KeyRef, LocalRef
 from ..models.references import parse as parse_reference
 from . import deadlines as _deadlines
@@ -313,10 +313,7 @@ class Names:
         if found is None:
             with self.lock:
                 used = [key for key, other in self.by_key.items() if other.files.capability == capability]
-            # Suggest only the default of the catalogue: a model with a similar name may be a large download.
-            near = nearest(entry.key, used, 1) or load_catalogue().keys(capability)[:1]
-            raise wrong_capability(entry.key, actual, capability,
-                                   f"Did you mean {near[0]}?" if near else f"No {capability} model is known")
+            raise wrong_capability(entry.key, actual, capability, suggestion(entry.key, capability, used))
         return found
 
     def forget(self, entry: Entry) -> None:
@@ -341,6 +338,14 @@ def check_name(name: Any) -> None:
     """Raise InvalidArgument unless a name has the form of those that :meth:`Names.check_free` allows."""
     if not isinstance(name, str) or not _KEY.fullmatch(name):
         refuse("name", name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
+
+
+def check_row(model: Any, capability: str | None) -> None:
+    """Raise WrongCapability if the catalogue says that a model lacks a capability: nothing is read or downloaded."""
+    reference = parse_reference(model) if isinstance(model, str) else None
+    row = None if reference is None or isinstance(reference, LocalRef) else load_catalogue().find(reference)
+    if row is not None and capability is not None and not row.may_serve(capability):
+        raise wrong_capability(row.key, row.capability, capability, suggestion(row.key, capability))
 
 
 def _catalogue() -> Any:

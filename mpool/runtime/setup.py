@@ -96,8 +96,11 @@ class Setup:
         if not found.draft:
             return None
         if self._files.describe().capability != "text_to_text":
-            raise refused(self._files.describe(), "draft", {"draft": found.draft},
-                          "None or False: only text_to_text models have draft models")
+            error = refused(self._files.describe(), "draft", {"draft": found.draft},
+                            "None or False: only text_to_text models have draft models")
+            if self._files.describe().capability == "vision":
+                error.hint = "A reference to the GGUF file, hf://org/name/file.gguf, loads it without its image encoder"
+            raise error
         if (found.isolation or self._config.isolation) == "process":
             raise refused(self._files.describe(), "draft", {"draft": found.draft},
                           'None or False with isolation="process"; use isolation="thread"')

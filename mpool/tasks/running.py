@@ -17,7 +17,7 @@ from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
 from ..host import native_calls
 from ..host.resources import error_of, typed_async
-from ..runtime import tally
+from ..runtime import naming, tally
 from ..runtime.history import TrackedRequest
 from ..runtime.swapping import afor_current, for_current, is_current
 from . import options as _options
@@ -84,10 +84,12 @@ def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Ca
 class _NoModels:
     """A host that has no model: the preparation of a request ends where it looks the model up."""
 
-    def __init__(self, config: PoolConfig) -> None:
-        self.config = config
+    def __init__(self, config: PoolConfig, name: str) -> None:
+        self.config, self._name = config, name
 
     def _find(self, model: Any, capability: str | None = None) -> NoReturn:
+        if self._name != "chat":  # `mpool run` begins as a chat with every model
+            naming.check_row(model, capability)
         raise _Checked
 
     def _known(self, model: Any, capability: str | None) -> None:
@@ -108,9 +110,10 @@ def check(name: str, config: PoolConfig, arguments: Mapping[str, Any]) -> None:
 
     Raises:
         InvalidArgument, LimitError: an argument has a value that no model allows.
+        WrongCapability: the catalogue has the model, and it cannot serve the function.
     """
     given = VERBS[name].bind((), dict(arguments), ())
-    call, host = _options.begin(config, given), cast(Any, _NoModels(config))
+    call, host = _options.begin(config, given), cast(Any, _NoModels(config, name))
     with contextlib.suppress(_Checked):
         _VALIDATE[name](host, given, call).prepare()
 

@@ -41,6 +41,55 @@ MP_TEST(files_spec_most_files) {
     mp_spec_unpin(spec);
 }
 
+/* Errors get the file and key of the user: exact names with or without the architecture, then beginnings. */
+MP_TEST(files_spec_places_errors) {
+    static const char texts[] = "/m/config.jsonllama.rope.freq_baserope_theta/m/mmproj.ggufv.", numbers[] = "/m/x.json";
+    static const uint64_t first[] = {0, 14, 34, 44}, second[] = {0, 14, 16, 16}, odd[] = {0, 9};
+    static const struct {
+        const char *field, *file, *shown;
+    } cases[] = {{"llama.rope.freq_base", "/m/config.json", "rope_theta"},
+                 {"rope.freq_base", "/m/config.json", "rope_theta"},
+                 {"v.blk.0.ln1.weight", "/m/mmproj.gguf", "v.blk.0.ln1.weight"},
+                 {"blk.0.attn_q.weight", "/models/a.gguf", "blk.0.attn_q.weight"},
+                 {"llama.block_count", "/models/a.gguf", "llama.block_count"}};
+    mp_spec *spec = llama();
+    mp_error error;
+    set(spec, "mpool.origins.0",
+        (mp_value){.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 3, .as.strings = {texts, first}});
+    set(spec, "mpool.origins.1",
+        (mp_value){.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 3, .as.strings = {texts + 44, second}});
+    set(spec, "mpool.origins.2", /* without a pair */
+        (mp_value){.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 1, .as.strings = {numbers, odd}});
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_fail_file(&error, MP_FORMAT, mp_spec_origin(spec), 7, cases[i].field, "a number", "%d", 5);
+        snprintf(error.hint, sizeof error.hint, "hint");
+        mp_spec_place_error(spec, &error);
+        MP_CHECK_STR(error.file, cases[i].file);
+        MP_CHECK_STR(error.field, cases[i].shown);
+        MP_CHECK_STR(error.got, "5");
+        MP_CHECK_STR(error.hint, "hint");
+        MP_CHECK_HAS(error.message, cases[i].shown);
+        MP_CHECK_HAS(error.message, " is 5, allowed: a number");
+        MP_CHECK_INT(error.offset, 7);
+    }
+    mp_fail_file(&error, MP_FORMAT, "/models/b.gguf", -1, "llama.rope.freq_base", "a number", "5"); /* another file */
+    mp_spec_place_error(spec, &error);
+    MP_CHECK_STR(error.file, "/models/b.gguf");
+    mp_spec *main = mp_spec_create();
+    MP_CHECK(main != NULL);
+    MP_CHECK_OK(mp_spec_add_file(main, "/models/c.gguf", &error), &error);
+    MP_CHECK_OK(mp_spec_set_draft(main, spec, &error), &error);
+    mp_fail_file(&error, MP_FORMAT, mp_spec_origin(spec), -1, "llama.rope.freq_base", "a number", "5");
+    mp_spec_place_error(main, &error);
+    MP_CHECK_STR(error.file, "/m/config.json");
+    mp_spec_unpin(main);
+    mp_fail(&error, MP_UNSUPPORTED, "no field");
+    mp_spec_place_error(spec, &error);
+    MP_CHECK_STR(error.message, "no field");
+    mp_spec_place_error(spec, NULL);
+    mp_spec_unpin(spec);
+}
+
 MP_TEST(files_spec_refuses_names) {
     mp_error error;
     mp_spec *spec = llama();

@@ -424,6 +424,39 @@ MP_TEST_SECONDS(models_contract_bytes_gemma4, 300) {
     check_kind(&(tiny_kind){.arch = "gemma4", .window = 5, .more = keep_bytes});
 }
 
+/* Gemma 3n: three residual sums, of which each layer changes all, and a low-rank network beside each mixer. */
+static void add_streams(tiny_file *file) {
+    enum { SUMS = 3, RANK = 32, LAYER_PARTS = 8 };
+    static const struct {
+        const char *name;
+        int rows, columns;
+        float size, offset;
+    } parts[] = {{"altup_router", SUMS, TINY_HIDDEN, 0.5f, 0},
+                 {"altup_predict_coef", SUMS * SUMS, SUMS, 0.3f, 0},
+                 {"altup_correct_coef", SUMS, SUMS, 0.3f, 0},
+                 {"altup_correct_scale", 1, TINY_HIDDEN, 0.3f, 1},
+                 {"altup_router_norm", 1, TINY_HIDDEN, 0.3f, 1},
+                 {"laurel_l", RANK, TINY_HIDDEN, 0.1f, 0},
+                 {"laurel_r", TINY_HIDDEN, RANK, 0.1f, 0},
+                 {"laurel_post_norm", 1, TINY_HIDDEN, 0.3f, 1}};
+    static const char *const projections[] = {"altup_proj", "altup_unembd_proj"};
+    char name[64];
+    tiny_arch_int(file->spec, "gemma4", "altup.num_inputs", SUMS);
+    for (int i = 0; i < 2 * (SUMS - 1); i++) {
+        snprintf(name, sizeof name, "%s.%d.weight", projections[i % 2], i / 2);
+        tiny_tensor(file, name, MP_Q8_0, TINY_HIDDEN, TINY_HIDDEN, 0.1f, 0);
+    }
+    for (int i = 0; i < TINY_LAYERS * LAYER_PARTS; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", i / LAYER_PARTS, parts[i % LAYER_PARTS].name);
+        tiny_tensor(file, name, MP_F32, parts[i % LAYER_PARTS].rows, parts[i % LAYER_PARTS].columns,
+                    parts[i % LAYER_PARTS].size, parts[i % LAYER_PARTS].offset);
+    }
+}
+
+MP_TEST_SECONDS(models_contract_streams, 300) {
+    check_kind(&(tiny_kind){.arch = "gemma4", .window = 80, .more = add_streams});
+}
+
 /* Attention with different heads, widths and windows, and with shared keys and values. */
 MP_TEST_SECONDS(models_contract_stores, 300) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};

@@ -278,7 +278,7 @@ def folders() -> dict[str, dict[str, Any]]:
         "reject/case34_layers": ({"config.json": {**CONFIG, "num_hidden_layers": 1_000_000}}, "LimitError", None),
         "reject/case35_heads_zero": ({"config.json": {**CONFIG, "num_attention_heads": 0}}, f, "num_attention_heads"),
         "reject/case36_width_not_divisible": ({"config.json": {**CONFIG, "num_attention_heads": 4}}, f,
-                                              "bert.attention.head_count"),
+                                              "num_attention_heads"),
         "reject/case38_shape": ({"config.json": {**CONFIG, "intermediate_size": 11}}, f,
                                 "shape of encoder.layer.0.intermediate.dense.weight"),
         "reject/case38_vocabulary": ({"config.json": {**CONFIG, "vocab_size": 10}}, f,

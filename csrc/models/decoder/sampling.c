@@ -144,7 +144,8 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     }
     int32_t id = mp_sample(&args, logits, vocab, candidates);
     if (id < 0)
-        return mp_fail(&item->error, MP_NUMERIC, "no token can be sampled: every logit is minus infinity");
+        return mp_fail_hint(&item->error, MP_NUMERIC, "Forbid fewer tokens: see logit_bias, ignore_eos and min_tokens",
+                            "no token can be sampled: every logit is minus infinity");
     float logprob = NAN;
     if (original) {
         int k = s->logprobs;

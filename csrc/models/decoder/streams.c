@@ -135,6 +135,8 @@ void mp_streams_predict(const mp_decoder_pass *pass, const mp_decoder_view *view
     const int n = model->streams + 1;
     float factors[MOST][MOST], modalities[MOST], old[MOST];
     int64_t begin, end;
+    if (pass->rows.n_capture > 0)
+        mp_team_barrier(view->context.thread); /* thread 0 may still copy rows, which this function changes */
     mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
         float *const x = pass->x + (view->first + r) * hidden, *const others = others_of(pass, view->first + r);

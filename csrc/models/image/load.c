@@ -84,7 +84,7 @@ static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) 
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, 16, NULL, &cell, error));
     MP_TRY(mp_spec_float(spec, "mpool.image.rope_base", 1, 1e12, &usual, &base, error));
     if (model->head_dim % 4)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "vision.attention.head_count",
                             "heads whose size is divisible by 4", "%d, with heads of %d components", model->heads,
                             model->head_dim);
     model->frames = (int32_t)frames;
@@ -122,7 +122,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     MP_TRY(mp_spec_bool(spec, "mpool.image.gated", &no, &model->gated, error));
     MP_TRY(mp_spec_bool(spec, "mpool.image.channels_last", &no, &model->channels_last, error));
     if (hidden % heads)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "vision.attention.head_count",
                             "a divisor of the width", "%lld of width %lld", (long long)heads, (long long)hidden);
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;

@@ -8,19 +8,20 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...errors import FormatError, InvalidArgument, LimitError, Unsupported
 from ...records import logger
-from .. import architectures
+from .. import architectures, origins
 from ..families.llama import complete_windows
 from ..families.reading import ACTIVATIONS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, activation
 from ..families.rows import Architecture
 from ..families.table import ROWS
 from ..fields import Fields, describe
 from ..files import Folder
+from ..layout import is_projector
 from ..spec import (
     EmbeddingSettings,
     GenerationSettings,
@@ -66,7 +67,7 @@ def find_projector(folder: Folder) -> str | None:
     Raises:
         InvalidArgument: the folder has several projector files.
     """
-    found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
+    found = sorted(filter(is_projector, folder.names()))
     if len(found) > 1:
         raise InvalidArgument(f"{folder.path} has {len(found)} projector files: {', '.join(found[:8])}", param="model",
                               got=folder.path, allowed="a folder with one projector file",
@@ -95,11 +96,12 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
 
         if architecture is not None or pipeline_tensors.has_published_names(entry.name for entry in tensors):
             return describe_with_gguf(path, tensors, files, key=key, ref=ref)
-    return describe_tables(*ollama_gguf.translated(raw, tensors), files, key=key, ref=ref)
+    kv, used = ollama_gguf.translated(raw, tensors)
+    return describe_tables(kv, used, files, key=key, ref=ref, own=None if kv is raw else ollama_gguf.own_keys(raw))
 
 
 def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], files: Sequence[str], *, key: str,
-                    ref: str) -> ModelDescription:
+                    ref: str, own: Callable[[str], str] | None = None) -> ModelDescription:
     """Describe the model in a GGUF file whose tables were already read.
 
     Args:
@@ -107,25 +109,27 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
         tensors: tensors of all parts of the file.
         files: paths of all parts.
         key, ref: key and reference of the model, stored in the result.
+        own: function that returns the file's name of a key; None: the file has llama.cpp's names.
 
     Raises:
         FormatError, Unsupported, LimitError: on the conditions of :func:`describe_gguf`.
     """
     path = files[0]
-    table = Fields(raw, file=path)
+    table = Fields(raw, file=path, own=own)
     name = table.str("general.architecture")
     rows = architectures.find(architectures.IN_GGUF, name, file=path, field="general.architecture")
     rows = architectures.filter_by_capability(rows, table.int(f"{name}.pooling_type", 0) in (*_POOLING, _RANK)
                                               or not table.bool(f"{name}.attention.causal", True))
     row = architectures.filter_by_marker(rows, lambda: [entry.name for entry in tensors], gguf=True)[0]
     kv = {row.name + key[len(name):]: value for key, value in _with_prefix(raw, name + ".").items()}
-    _merge_layer_sizes(kv, row, path)
+    _merge_layer_sizes(kv, row, table, name)
     tensors = _without_draft_layers(table, name, row, kv, tensors)
     shapes = {entry.name: entry.shape for entry in tensors}
     kv[f"{row.name}.vocab_size"] = _vocabulary_rows(table, name, shapes, path)
     types = _first_size(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
     _add_defaults(table, row, name, kv)
-    size = architectures.sizes(row, kv, file=path, token_types=types)
+    size = architectures.sizes(row, kv, file=path, token_types=types,
+                               own=lambda key: table.name(origins.key_in_gguf(key, row.name, name)))
     kv.setdefault(f"{row.name}.attention.head_count_kv", kv[f"{row.name}.attention.head_count"])
     if row.rope:
         kv.setdefault(f"{row.name}.rope.dimension_count", 2 * size["R"])
@@ -158,7 +162,8 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
         generation = _generation(table, tokens, size)
     return ModelDescription(
         key=key, ref=ref, capability=row.capability,
-        spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
+        spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used,
+                       origins=origins.in_gguf(path, kv, row.name, name, table.name)),
         tokenizer=TokenizerSource(gguf=_with_prefix(raw, "tokenizer."), config={"file": path}),
         chat_template=template(chat, file=path, field="tokenizer.chat_template",
                                tool_use=table.get("tokenizer.chat_template.tool_use")),
@@ -173,8 +178,9 @@ def _with_prefix(raw: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
     return {name: value for name, value in raw.items() if name.startswith(prefix)}
 
 
-def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, path: str) -> None:
-    """Replace sizes stored as one value per layer by a single value.
+def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, table: Fields, name: str) -> None:
+    """Replace sizes stored as one value per layer by a single value; ``table`` and ``name`` as in
+    :func:`_add_defaults`.
 
     Raises:
         FormatError: a list has another number of values than the model has layers.
@@ -186,17 +192,17 @@ def _merge_layer_sizes(kv: dict[str, Value], row: Architecture, path: str) -> No
         if isinstance(values, list):
             layers = kv.get(f"{a}.block_count")
             if not values or isinstance(layers, int) and len(values) != layers:
-                raise FormatError(file=path, field=f"{a}.{suffix}",
-                                  got=f"{len(values):,} values" if values else "an empty list",
-                                  allowed=f"{layers:,} values, one per layer" if values else "one value per layer")
+                table.fail(f"{name}.{suffix}", f"{len(values):,} values" if values else "an empty list",
+                           f"{layers:,} values, one per layer" if values else "one value per layer")
             sizes: list[Any] = list(values)
             if suffix in row.handled:
                 sizes = [size for size in sizes if size] or [1]  # 0: the layer has no such block
             if suffix == "attention.head_count_kv" and 0 in sizes:
-                raise Unsupported(f"{path}: some layers have no KV heads, and so no attention; mpool supports {a} only "
-                                  "with attention in every layer")
+                raise Unsupported(f"{table.file}: {table.name(f'{name}.{suffix}')} has layers without KV heads, and so "
+                                  f"without attention; mpool supports {name} only with attention in every layer")
             if any(size != sizes[0] for size in sizes):
-                raise Unsupported(f"{path}: {suffix} differs between layers; mpool supports layers of equal size")
+                raise Unsupported(f"{table.file}: {table.name(f'{name}.{suffix}')} differs between layers; mpool "
+                                  "supports layers of equal size")
             kv[f"{a}.{suffix}"] = sizes[0]
 
 
@@ -259,8 +265,8 @@ def _add_defaults(table: Fields, row: Architecture, name: str, kv: dict[str, Val
         suffix = key[len(row.name) + 1:]
         neutral = None if suffix in row.handled else _NEUTRAL.get(suffix)
         if neutral is not None and kv[key] not in neutral:
-            raise Unsupported(f"{table.file}: {name}.{suffix} is {describe(kv[key])}, which mpool does not support for "
-                              f"{name}")
+            raise Unsupported(f"{table.file}: {table.name(f'{name}.{suffix}')} is {describe(kv[key])}, which mpool "
+                              f"does not support for {name}")
     kv["mpool.activation"] = row.activation
     if f"{name}.hidden_activation" in table:
         found = activation(table, f"{name}.hidden_activation", "", tuple(ACTIVATIONS.values()))

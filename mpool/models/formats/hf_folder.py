@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...errors import FormatError, Unsupported
-from .. import architectures, layout
+from .. import architectures, layout, origins
 from ..families.rows import Architecture, Config, Head
 from ..fields import Fields
 from ..files import Folder
@@ -107,7 +107,8 @@ def _describe(folder: Folder, key: str, ref: str, reads_images: bool = True) -> 
     if row.capability != "text_embedding" and folder.has(layout.MODULES_NAME):
         raise Unsupported(f"{folder.path}: the folder is an embedding model of architecture {row.name}; mpool supports "
                           f"{row.name} for text generation only")
-    size = architectures.sizes(row, kv, file=config.file, token_types=read.token_types) | read.sizes
+    size = architectures.sizes(row, kv, file=config.file, token_types=read.token_types,
+                               own=lambda key: origins.key_in_config(config, key, row.name)) | read.sizes
     entry_paths, stored = _entries(encoder)
     quantised = hf_quantised.combine(scheme, stored, entry_paths, _biases(row, size) if scheme else frozenset())
     entries = quantised.entries
@@ -128,7 +129,7 @@ def _describe(folder: Folder, key: str, ref: str, reads_images: bool = True) -> 
     described = ModelDescription(
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors), variant=next(iter(row.in_config), ""),
-                       inner=size.get("inner", 1)),
+                       inner=size.get("inner", 1), origins=origins.in_config(config, kv, row.name)),
         tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.append_eos),
         chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
     return task_adapters.add_task_adapters(described, read.adapters, encoder, entries)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...errors import FormatError, Unsupported
-from .. import layout
+from .. import layout, origins
 from ..architectures import check_shape, missing
 from ..fields import Fields
 from ..files import Folder
@@ -134,20 +134,23 @@ def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     text = image_networks.read_text(config, encoder.architecture) \
         if config.get("model_type") in image_networks.WITH_TEXT else None
     check_surplus([encoder] if text is None else [encoder, text], entries, paths[0])
-    others = () if text is None else (_describe_text(folder, text, entries, paths, key=key, ref=ref),)
+    others = () if text is None else (_describe_text(folder, text, config, entries, paths, key=key, ref=ref),)
     settings = ImageSettings(hidden_size=encoder.hidden_size, output_size=encoder.output_size, resize=processor.resize,
                              resample=processor.resample, crop=processor.crop, patch_size=encoder.patch_size,
                              image_size=encoder.image_size, any_size=encoder.any_size)
     return ModelDescription(
         key=key, ref=ref, capability="image_embedding", image=settings,
         spec=ModelSpec(encoder.architecture, tuple(paths), encoder.kv | processor.kv,
-                       tuple(select_tensors(encoder, entries, paths))),
+                       tuple(select_tensors(encoder, entries, paths)),
+                       origins=origins.in_config(config, encoder.kv, encoder.architecture,
+                                                 image_processor.configuration(folder))),
         networks=others)
 
 
-def _describe_text(folder: Folder, network: NetworkSpec, entries: Mapping[str, TensorEntry], paths: tuple[str, ...], *,
-                   key: str, ref: str) -> ModelDescription:
-    """Describe the text encoder of a CLIP or SigLIP folder as a text-embedding model."""
+def _describe_text(folder: Folder, network: NetworkSpec, model: Fields, entries: Mapping[str, TensorEntry],
+                   paths: tuple[str, ...], *, key: str, ref: str) -> ModelDescription:
+    """Describe the text encoder of a CLIP or SigLIP folder, whose config.json is ``model``, as a text-embedding model.
+    """
     config = folder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(config)
     positions = network.kv[f"{network.architecture}.context_length"]
@@ -164,7 +167,8 @@ def _describe_text(folder: Folder, network: NetworkSpec, entries: Mapping[str, T
         if hf_parts.tokenizer_file(folder, config) else None
     return ModelDescription(
         key=key, ref=ref, capability="text_embedding", embedding=settings, tokenizer=tokenizer,
-        spec=ModelSpec(network.architecture, tuple(paths), network.kv, tuple(select_tensors(network, entries, paths))))
+        spec=ModelSpec(network.architecture, tuple(paths), network.kv, tuple(select_tensors(network, entries, paths)),
+                       origins=origins.in_config(model, network.kv, network.architecture)))
 
 
 def check_surplus(networks: list[NetworkSpec], tensors: Mapping[str, TensorEntry], file: str) -> None:

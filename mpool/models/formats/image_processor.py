@@ -89,7 +89,7 @@ class Processor:
         return None
 
 
-def _config(folder: Folder) -> Fields:
+def configuration(folder: Folder) -> Fields:
     """Return the image processor's configuration from either of the two files."""
     if folder.has(JOINT_NAME):
         section = folder.fields(JOINT_NAME).section("image_processor", None)
@@ -109,7 +109,7 @@ def _config_of(folder: Folder, *classes: str) -> Fields:
     Raises:
         FormatError: it is of another class.
     """
-    config = _config(folder)
+    config = configuration(folder)
     name = config.str("image_processor_type", classes[0])
     if _plain(name) not in classes:
         config.fail("image_processor_type", describe(name), ", ".join(classes))
@@ -390,7 +390,7 @@ def read(folder: Folder) -> Processor:
         FormatError: the configuration is missing, its class or a key is unknown, or a value is malformed.
         Unsupported: the configuration selects an operation that mpool does not support.
     """
-    return _processor(_config(folder))
+    return _processor(configuration(folder))
 
 
 def _processor(config: Fields, more: frozenset[str] = frozenset()) -> Processor:

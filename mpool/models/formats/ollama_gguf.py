@@ -49,8 +49,39 @@ def translated(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
     return convert(dict(raw), tensors)
 
 
-def _rename_architecture(raw: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return the keys with the architecture ``old`` renamed to ``new``, in prefixes and in ``general.architecture``."""
+#: Architectures in Ollama's files -> in llama.cpp's, if they differ.
+_RENAMED = {"gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "gemma3": "gemma-embedding"}
+#: Keys without their first word: llama.cpp's -> those that Ollama's converter writes instead.
+_OWN_KEYS = {"rope.dimension_sections": "rope.mrope_section", "rope.freq_base": "rope.global.freq_base",
+             "rope.freq_base_swa": "rope.local.freq_base", "vision.image_min_pixels": "vision.shortest_edge",
+             "vision.image_max_pixels": "vision.longest_edge", "vision.n_wa_pattern": "vision.fullatt_block_indexes",
+             "vision.is_deepstack_layers": "vision.deepstack_visual_indexes",
+             "vision.projector.scale_factor": "mm.tokens_per_image"}
+
+
+def own_keys(raw: Mapping[str, Any]) -> Callable[[str], str]:
+    """Return the function that gives the name of a key in a file of Ollama's converter, for llama.cpp's name.
+
+    Args:
+        raw: keys of the file.
+    """
+    old = str(raw.get("general.architecture"))
+    starts = (f"{_RENAMED.get(old, old)}.", f"{old}.", "clip.")
+
+    def own(key: str) -> str:
+        start = next((start for start in starts if key.startswith(start)), "")
+        if key in raw or not start:
+            return key
+        tail = key[len(start):]
+        other = f"{old}.{_OWN_KEYS.get(tail, tail)}"
+        return other if other in raw else f"{old}.{tail}"
+
+    return own
+
+
+def _rename_architecture(raw: Mapping[str, Any], old: str) -> dict[str, Any]:
+    """Return the keys with the architecture ``old`` renamed, in prefixes and in ``general.architecture``."""
+    new = _RENAMED[old]
     found = {new + key[len(old):] if key.startswith(f"{old}.") else key: value for key, value in raw.items()}
     return found | {"general.architecture": new}
 
@@ -63,7 +94,7 @@ def _without_image_tensors(tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntr
 def _gpt_oss(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
     """Translate a GPT-OSS file."""
     # GPT-OSS always uses the pre-tokenizer gpt-4o, also if the file has another value.
-    kv = _rename_architecture(raw, "gptoss", "gpt-oss") | {"tokenizer.ggml.pre": "gpt-4o"}
+    kv = _rename_architecture(raw, "gptoss") | {"tokenizer.ggml.pre": "gpt-4o"}
     kv.setdefault("gpt-oss.rope.scaling.type", "yarn")
     named = []
     for entry in tensors:
@@ -74,7 +105,7 @@ def _gpt_oss(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
 
 def _qwen25vl(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
     """Translate the language model of a Qwen2.5-VL file."""
-    kv = _rename_architecture(raw, "qwen25vl", "qwen2vl")
+    kv = _rename_architecture(raw, "qwen25vl")
     sections = kv.get("qwen2vl.rope.mrope_section")
     if isinstance(sections, list):
         kv["qwen2vl.rope.dimension_sections"] = [*sections, 0]
@@ -108,7 +139,7 @@ def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
         if isinstance(values, list) and rows:
             kv[f"tokenizer.ggml.{key}"] = values[:rows]
     if any(entry.name == "dense.0.weight" for entry in tensors):
-        kv = _rename_architecture(kv, "gemma3", "gemma-embedding") | {"gemma-embedding.attention.causal": False}
+        kv = _rename_architecture(kv, "gemma3") | {"gemma-embedding.attention.causal": False}
         tensors = tuple(replace(entry, name=_EMBEDDING_GEMMA.get(entry.name, entry.name)) for entry in tensors)
     return kv, _without_image_tensors(tensors)
 

@@ -103,7 +103,7 @@ def _describe(folder: Folder, gguf: _Gguf | None, *, key: str, ref: str) -> Mode
             inputs[2] = TextInput(None, _MAX_TOKENS)
     size, sample = reader.transformer(flux, gguf)
     scale, channels = reader.decoder(size)
-    reader.put("pipeline", side=sample)
+    reader.put("pipeline", index, side=sample)
     scheduler = _scheduler(folder.sub("scheduler", declared_in=index.file, field="scheduler"))
     settings = PipelineSettings(
         architecture=_PIPELINES[name], inputs=(inputs[0], inputs[1], inputs[2]), scheduler=scheduler,
@@ -112,7 +112,8 @@ def _describe(folder: Folder, gguf: _Gguf | None, *, key: str, ref: str) -> Mode
         guided=not flux, distilled=size.guidance, text_tokens=512 if size.guidance else 256)
     return ModelDescription(
         key=key, ref=ref, capability="text_to_image", pipeline=settings,
-        spec=ModelSpec(_PIPELINES[name], tuple(reader.paths), reader.kv, tuple(reader.tensors)))
+        spec=ModelSpec(_PIPELINES[name], tuple(reader.paths), reader.kv, tuple(reader.tensors),
+                       origins=reader.origins))
 
 
 class _PipelineReader:
@@ -121,7 +122,7 @@ class _PipelineReader:
     Attributes:
         folder, index: the folder and its ``model_index.json``.
         paths: paths of the weight files of the networks read so far.
-        kv: hyper-parameters of the networks.
+        kv, origins: hyper-parameters of the networks, and their files for errors.
         tensors: tensors of the networks under the core's names.
     """
 
@@ -129,6 +130,7 @@ class _PipelineReader:
         self.folder, self.index = folder, index
         self.paths: list[str] = []
         self.kv: dict[str, Value] = {}
+        self.origins: dict[str, tuple[str, str]] = {}
         self.tensors: list[TensorEntry] = []
 
     def has(self, part: str) -> bool:
@@ -192,7 +194,8 @@ class _PipelineReader:
         name = _CLIP[index]
         # Older files have the id 2, which transformers interprets as "the token with the highest id".
         end = config.int("eos_token_id", 49407, low=0)
-        self.put(name, block_count=layers, embedding_length=hidden, head_count=heads, head_length=hidden // heads,
+        self.put(name, config, block_count=layers, embedding_length=hidden, head_count=heads,
+                 head_length=hidden // heads,
                  feed_forward_length=ffn, context_length=length, projection_length=projection,
                  end_token=-1 if end == 2 else end, norm_epsilon=config.number("layer_norm_eps", 1e-5),
                  activation=_activation(config, "hidden_act", "quick_gelu"))
@@ -218,7 +221,7 @@ class _PipelineReader:
         layers, ffn = config.int("num_layers", low=1), config.int("d_ff", low=1)
         vocabulary = config.int("vocab_size", low=1)
         buckets = config.int("relative_attention_num_buckets", 32, low=4)
-        self.put("t5", block_count=layers, embedding_length=hidden, head_count=heads, head_length=head,
+        self.put("t5", config, block_count=layers, embedding_length=hidden, head_count=heads, head_length=head,
                  feed_forward_length=ffn, context_length=_MAX_TOKENS, relative_buckets=buckets, activation=act,
                  relative_distance=config.int("relative_attention_max_distance", 128, low=4),
                  norm_epsilon=config.number("layer_norm_epsilon", 1e-6))
@@ -273,13 +276,13 @@ class _PipelineReader:
         if not flux and config.int("caption_projection_dim", 1152) != size.hidden:
             config.fail("caption_projection_dim", config.get("caption_projection_dim"),
                         f"{size.hidden}, the hidden size")
-        self.put("transformer", block_count=size.layers, single_block_count=size.singles, head_count=size.heads,
+        self.put("transformer", config, block_count=size.layers, single_block_count=size.singles, head_count=size.heads,
                  head_length=size.head, channels=size.channels, text_length=size.texts, pooled_length=size.pooled,
                  guidance=size.guidance, qk_norm=size.qk_norm)
         if flux:
-            self.put("transformer", axes=config.list("axes_dims_rope", [16, 56, 56], of=int, limit=3))
+            self.put("transformer", config, axes=config.list("axes_dims_rope", [16, 56, 56], of=int, limit=3))
         else:
-            self.put("transformer", position_side=size.positions, dual_layers=list(dual) or [-1])
+            self.put("transformer", config, position_side=size.positions, dual_layers=list(dual) or [-1])
         gguf = gguf or self._single_gguf(self.folder, subfolder)
         if gguf is None:
             self.add(pipeline_tensors.transformer(size, False), self.weights(subfolder, "diffusion"))
@@ -338,7 +341,7 @@ class _PipelineReader:
         if latents != size.channels:
             config.fail("latent_channels", latents, f"{size.channels}, the latent channels of the transformer")
         layers, attention = config.int("layers_per_block", 1, low=1), config.bool("mid_block_add_attention", True)
-        self.put("vae", channels=channels, layers=layers, attention=attention,
+        self.put("vae", config, channels=channels, layers=layers, attention=attention,
                  groups=config.int("norm_num_groups", 32, low=1),
                  scaling_factor=config.number("scaling_factor", 0.18215, above=0),
                  shift_factor=config.number("shift_factor", None) or 0.0)
@@ -346,9 +349,10 @@ class _PipelineReader:
                  self.weights(subfolder, "diffusion"), ("encoder.", "quant_conv."))
         return 1 << (len(channels) - 1), latents
 
-    def put(self, part: str, **values: Any) -> None:
-        """Set hyper-parameters of a part."""
+    def put(self, part: str, config: Fields, **values: Any) -> None:
+        """Set hyper-parameters of a part, from its configuration."""
         self.kv |= {f"{part}.{name}": value for name, value in values.items()}
+        self.origins |= {f"{part}.{name}": (config.file, "") for name in values}
 
     def _tokenizer(self, part: str, pad: str, clip: bool) -> tuple[str, str]:
         """Return the path of a tokenizer's folder and the text of its padding token, ``pad`` if it sets none.

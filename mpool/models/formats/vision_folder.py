@@ -16,7 +16,7 @@ from math import isqrt, sqrt
 from typing import Any, cast
 
 from ...errors import FormatError, Unsupported
-from .. import architectures
+from .. import architectures, origins
 from ..families import gemma4
 from ..families.gemma import TEXT_DEFAULTS as GEMMA_TEXT
 from ..families.reading import MAX_LAYERS, MAX_WIDTH, activation, check_neutral, unsupported
@@ -584,7 +584,8 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str, embed
     if row.capability != "text_to_text":
         raise Unsupported(f"{config.file}: text_config describes {row.name}, which does not generate text; the "
                           "decoder of a vision model must be a language model")
-    size = architectures.sizes(row, read.kv, file=config.file) | read.sizes
+    size = architectures.sizes(row, read.kv, file=config.file,
+                               own=lambda key: origins.key_in_config(config, key, row.name)) | read.sizes
     size |= _expert_layout(parts["text"], size)
     if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
         config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
@@ -601,11 +602,12 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str, embed
     tensors.sort(key=lambda entry: (entry.file, entry.offset))
     return ModelDescription(
         key=key, ref=ref, capability="vision", generation=generation, vision=settings,
-        spec=ModelSpec(model.name, tuple(paths), kv, tuple(tensors)),
+        spec=ModelSpec(model.name, tuple(paths), kv, tuple(tensors),
+                       origins=origins.in_config(config, kv, model.name, image_processor.configuration(folder))),
         tokenizer=hf_parts.tokenizer_of(folder, tokenizer_config, False, generation.eog_token_ids, read.append_eos),
         chat_template=_chat_template(folder, tokenizer_config))
 
 
-def with_prefix(kv: Mapping[str, Value], old: str, new: str) -> dict[str, Value]:
+def with_prefix(kv: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
     """Return the hyper-parameters with the prefix ``old.`` of their keys replaced by ``new.``."""
     return {new + key[len(old):] if key.startswith(old + ".") else key: value for key, value in kv.items()}

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from ...errors import FormatError, Unsupported
+from .. import origins
 from ..architectures import missing
 from ..families.reading import MAX_LAYERS, MAX_WIDTH
 from ..fields import Fields, describe
@@ -107,11 +108,11 @@ def with_images(text: ModelDescription, path: str) -> ModelDescription:
     """
     raw, tensors, _ = gguf_tables.read_gguf(path)
     images = ollama_gguf.image_tables(raw, tensors)
-    return text if images is None else _joined(text, *images, (), path)
+    return text if images is None else _joined(text, *images, (), path, ollama_gguf.own_keys(raw))
 
 
 def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...], files: tuple[str, ...],
-            projector: str) -> ModelDescription:
+            projector: str, own: Callable[[str], str] | None = None) -> ModelDescription:
     """Return the vision model of a language model and the tables of a projector file.
 
     Args:
@@ -119,8 +120,9 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
         raw, tensors: keys and tensors of the projector file.
         files: paths of its parts; empty: the tensors are in the files of the language model.
         projector: path of the file, for errors.
+        own: function that returns the file's name of a key, for errors; None: the file has llama.cpp's names.
     """
-    table = Fields(raw, file=projector)
+    table = Fields(raw, file=projector, own=own)
     if table.str("general.architecture") != "clip":
         table.fail("general.architecture", table.get("general.architecture"),
                    "clip, the architecture of projector files")
@@ -153,7 +155,9 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
     first = len(text.spec.files) if files else 0
     spec = ModelSpec(name, (*text.spec.files, *map(os.path.abspath, files)),
                      {**with_prefix(text.spec.kv, text.spec.architecture, name), **kv},
-                     (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in projector_tensors)))
+                     (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in projector_tensors)),
+                     origins={**with_prefix(text.spec.origins, text.spec.architecture, name),
+                              **origins.in_projector(projector, kv, name, table.name)})
     settings = replace(settings, image_token_id=token, mark_token_id=None if mark == -1 else mark)
     marks = [_image_token(text, f"<|{part}|>") for part in ("video_pad", "vision_start", "vision_end")]
     if name == "qwen3_vl" and min(marks) >= 0:  # the files have no settings for videos; transformers' defaults
@@ -169,7 +173,8 @@ def _rope_sections(text: ModelDescription) -> list[int]:
     value = text.spec.kv.get(key)
     found = [number for number in value if type(number) is int] if isinstance(value, list) else []
     if found != value or len(found) not in (3, 4) or min(found[:3]) < 1 or any(found[3:]):
-        raise FormatError(file=text.spec.files[0], field=key.replace(arch, _QWEN_DECODERS.get(arch, arch)),
+        own = text.spec.origins.get(key, ("", key.replace(arch, _QWEN_DECODERS.get(arch, arch))))[1]
+        raise FormatError(file=text.spec.files[0], field=own,
                           got=describe(value), allowed="three positive numbers, optionally followed by 0",
                           hint="The language model is not one of Qwen's vision models, but the projector file is")
     return found[:3]

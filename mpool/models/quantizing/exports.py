@@ -18,13 +18,17 @@ from ...records import logger
 from ..families.gemma import FULL_PERIODS, LARGEST
 from ..families.llama import windowed_layers
 from ..families.smollm import INTERVAL, rope_layers
+from ..fields import describe
 from ..files import Folder
-from ..spec import Value
+from ..spec import ModelSpec, Value
 
 log = logger("mpool.models")
 
 #: Hint of the error for a folder that mpool does not convert.
 CONVERT_ELSEWHERE = "Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf"
+#: Architecture without a right GGUF file -> hint of its error.
+NO_FILE = {"bamba": "Run the folder itself: llama.cpp's convert_hf_to_gguf.py sorts the rotary pairs of Bamba wrongly",
+           "lfm3": "Run the folder itself: llama.cpp has no LFM3"}
 #: Values of ``expert_gating_func``.
 _SOFTMAX, _SIGMOID = 1, 2
 
@@ -39,16 +43,16 @@ class Settings:
         keys: hyper-parameters under GGUF's names, which are written as they are.
     """
 
-    def __init__(self, path: str, architecture: str, kv: Mapping[str, Value], names: Container[str]) -> None:
-        """Read the hyper-parameters of a model's spec.
+    def __init__(self, path: str, spec: ModelSpec, names: Container[str]) -> None:
+        """Read the hyper-parameters of a model.
 
         Args:
             path: folder named in errors.
-            architecture: name of the architecture.
-            kv: hyper-parameters.
+            spec: the model's spec.
             names: names of the folder's tensors.
         """
-        self.path, self.architecture, self.written, self.names = path, architecture, architecture, names
+        kv, self._origins = spec.kv, spec.origins
+        self.path, self.architecture, self.written, self.names = path, spec.architecture, spec.architecture, names
         self.keys = {key: one for key, one in kv.items() if not key.startswith("mpool.")}
         self._own = {key.removeprefix("mpool."): one for key, one in kv.items() if key.startswith("mpool.")}
 
@@ -95,12 +99,15 @@ class Settings:
         same = math.isclose(found, value, rel_tol=1e-6) if isinstance(found, float) and isinstance(value, float) \
             else found == value
         if not same:
-            self.refuse(name)
+            self.refuse(name, found)
 
-    def refuse(self, name: str) -> None:
-        """Raise Unsupported for a setting."""
-        raise Unsupported(f"{self.path}: mpool does not convert {self.architecture} with the setting {name}",
-                          hint=CONVERT_ELSEWHERE)
+    def refuse(self, name: str, got: Value = "") -> None:
+        """Raise Unsupported for a setting of mpool, or a key of config.json, and its value."""
+        file, key = self._origins.get(f"mpool.{name}", (self.path, name))
+        computed = key.endswith(",") and isinstance(got, bool)
+        stated = key.rstrip(",") if got == "" or isinstance(got, list) or computed else f"{key} {describe(got)}"
+        raise Unsupported(f"{file}: a .gguf file of {self.architecture} cannot state {stated}",
+                          hint="Run the folder itself: the model in a .gguf would compute something else")
 
     def finish(self) -> None:
         """Refuse the folder if a setting was not taken."""
@@ -431,7 +438,7 @@ def _deepseek2(settings: Settings) -> Changes:
     assert isinstance(factor, (int, float))
     if settings.scaling("type", "none") == "yarn" and factor > 1:
         if "attention_scale" not in settings:  # llama.cpp would scale the rotated queries and keys
-            settings.refuse("rope.scaling.type yarn without mscale_all_dim")
+            settings.refuse("rope_type yarn without mscale_all_dim")
         scale = math.sqrt(settings.number("attention_scale", 1.0) * math.sqrt(key))
         settings.put("rope.scaling.yarn_log_multiplier", (scale - 1) / math.log(factor))
     heads, value = settings.integer("attention.head_count"), settings.integer("attention.value_length_mla")

@@ -21,7 +21,7 @@ from ..formats.gguf_model import describe_gguf
 from ..formats.gguf_tables import read_gguf
 from ..formats.hf_folder import describe_folder
 from ..spec import ModelSpec, TensorEntry, Value
-from .exports import CONVERT_ELSEWHERE, EXPORTS, Change, Changes, Export, Settings
+from .exports import CONVERT_ELSEWHERE, EXPORTS, NO_FILE, Change, Changes, Export, Settings
 from .gguf_layout import read_values, value
 from .recipes import VALUES, Model
 from .vocabulary import tokenizer_keys
@@ -121,15 +121,16 @@ def _from_folder(path: str) -> Input:
     spec, name = model.spec, model.spec.architecture
     if name not in EXPORTS or model.capability != "text_to_text":
         raise Unsupported(f"{path}: mpool converts folders of the architectures {', '.join(EXPORTS)}, got {name}",
-                          hint=CONVERT_ELSEWHERE)
+                          hint=NO_FILE.get(name, CONVERT_ELSEWHERE))
     scaled = any(entry.dtype in hf_quantised.DTYPES for entry in spec.tensors)
     written = [entry for entry in spec.tensors if not (scaled and hf_quantised.is_companion(entry.name))]
     names = {entry.name for entry in written}
-    export, settings = EXPORTS[name], Settings(path, name, spec.kv, names)
+    export, settings = EXPORTS[name], Settings(path, spec, names)
     heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
     factors, changes = _take_settings(settings, export)
     rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")
-    keys = {settings.written + key.removeprefix(name): _stored(path, key, one) for key, one in settings.keys.items()}
+    keys = {settings.written + key.removeprefix(name): _stored(*spec.origins.get(key, (path, key)), one)
+            for key, one in settings.keys.items()}
     keys |= tokenizer_keys(Folder(path), model, rows)
     tensors = [one for tensor in _tensors(written, export, heads) for one in _changed(tensor, changes)]
     tensors += [Tensor(f"{kind}.weight", (len(one),), (), data=struct.pack(f"<{len(one)}f", *one))
@@ -231,7 +232,7 @@ def _take_settings(settings: Settings, export: Export) -> tuple[dict[str, list[f
             factors = settings.take(f"rope_{name}_factors", [])
             found[f"rope_factors_{name}"] = [float(one) for one in factors]  # type: ignore[union-attr, arg-type]
     if found and not export.rope_factors:
-        settings.refuse(f"rope.scaling.type {kind}")
+        settings.refuse("rope_type", kind)
     changes = export.complete(settings) or {}
     if not export.windows and f"{settings.architecture}.attention.sliding_window" in settings.keys:
         settings.refuse("sliding_window")

@@ -65,6 +65,7 @@ class Resolved:
             models.
         key: key of the catalogue, or None.
         pointers: absolute paths of small files that decide which files these are, such as the commit of a branch.
+        projector: absolute path of the projector file that was downloaded with a GGUF model, or None.
     """
 
     ref: str
@@ -75,3 +76,4 @@ class Resolved:
     revision: str | None = None
     key: str | None = None
     pointers: tuple[str, ...] = ()
+    projector: str | None = None

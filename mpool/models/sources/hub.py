@@ -28,7 +28,7 @@ from ...errors import (
 from ...records import logger
 from .. import store
 from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder, hub_cache
-from ..layout import MODULES_NAME
+from ..layout import MODULES_NAME, is_projector
 from ..references import HubRef
 from . import FileFact, Resolved, downloads_disabled, probe, when_online
 from .hub_files import choose, pickle_hint, wants_gguf
@@ -211,12 +211,14 @@ def _read_json(folder: str, name: str) -> Any:
 
 
 def _resolved(ref: HubRef, folder: str, commit: str, chosen: Sequence[str]) -> Resolved:
-    is_gguf = chosen[0].endswith(".gguf")
-    path = os.path.join(folder, chosen[0] if is_gguf else ref.file or "").rstrip("/")
+    first = next((name for name in chosen if not is_projector(name)), chosen[0])
+    is_gguf = first.endswith(".gguf")
+    path = os.path.join(folder, first if is_gguf else ref.file or "").rstrip("/")
     branch = os.path.join(os.path.dirname(os.path.dirname(folder)), "refs", ref.revision or "main")
+    projector = next((os.path.join(folder, name) for name in chosen if is_projector(name) and name != first), None)
     return Resolved(ref=str(ref), kind="gguf" if is_gguf else "folder", path=path, source="hub",
                     files=tuple(os.path.join(folder, name) for name in chosen), revision=commit,
-                    pointers=() if ref.revision == commit else (branch,))
+                    pointers=() if ref.revision == commit else (branch,), projector=projector)
 
 
 def _check(folder: str, name: str, remote: _RemoteFile, recheck: bool) -> None:
@@ -247,7 +249,7 @@ def _check_expected(ref: HubRef, folder: str, expected: Expected | None) -> None
 
 
 def _record_path(ref: HubRef, commit: str) -> str:
-    choice = re.sub(r"[^A-Za-z0-9._-]", "-", f"{ref.quant or ''}{ref.file or ''}") or "model"
+    choice = re.sub(r"[^A-Za-z0-9._-]", "-", f"{ref.quant or ''}{ref.file or ''}{ref.projector or ''}") or "model"
     return os.path.join(store.cache_dir(), "hub", ref.repo.replace("/", "--"), commit, f"{choice}.json")
 
 

@@ -24,6 +24,7 @@ from ..layout import (
     STANFORD_METADATA,
     TRANSFORMER_CONFIGS,
     gguf_models,
+    is_projector,
     other_sizes,
     shard_names,
 )
@@ -74,6 +75,43 @@ def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
     listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF files"
     raise InvalidArgument(f"{where} has no quantisation {quant}", param="model", got=str(quant), allowed=listed,
                           hint=f"Available: {listed}")
+
+
+def choose_projector(ref: HubRef, names: Sequence[str], model: str, *, where: str) -> list[str]:
+    """Choose the projector file that belongs to a GGUF model, as ``llama-server -hf`` does.
+
+    It is in the folder of the model or in one above; the nearest counts. Among several, the one whose weights have the
+    number of bits that is nearest to the model's is chosen, the first by name if there are two. A reference that names
+    the file of the model gets none: it is the way to read a vision model without its image encoder.
+
+    Args:
+        ref: the reference.
+        names: every file of the repository.
+        model: the chosen GGUF file.
+        where: name of the repository, for errors.
+
+    Returns:
+        one file, or an empty list.
+
+    Raises:
+        DownloadError: the repository lacks the projector file that the reference names.
+    """
+    if ref.projector is not None and ref.projector not in names:
+        raise DownloadError(f"{where} has no file {ref.projector}, which the model needs for images",
+                            hint=f"hf://{where}/{model} is the model without images")
+    if ref.projector is not None or ref.file:
+        return [ref.projector] if ref.projector else []
+    folder, bits = posixpath.dirname(model), _bits(model)
+    found = [name for name in names if is_projector(name)
+             and (not (own := posixpath.dirname(name)) or f"{folder}/".startswith(f"{own}/"))]
+    return sorted(found, key=lambda name: (-name.count("/"), abs(_bits(name) - bits), name))[:1]
+
+
+def _bits(name: str) -> int:
+    """Return the number in the quantisation of a file name; 0 if it names none."""
+    found = _QUANT_IN_NAME.findall(posixpath.basename(name))
+    number = re.search(r"\d+", found[-1]) if found else None
+    return int(number[0]) if number else 0
 
 
 def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]:
@@ -234,14 +272,14 @@ def _choose_pipeline(have: set[str], folder: str, read: Callable[[str], Any], *,
 
 
 def choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> list[str]:
-    """Return the files that a reference needs, with the first part of a GGUF model first."""
+    """Return the files that a reference needs: of a GGUF model its parts in order, then its projector file."""
     where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
     if wants_gguf(ref, names):
         if ref.file and ref.file not in names:
             raise DownloadError(f"{where} has no file {ref.file}",
                                 hint=f"GGUF files of the repository: {', '.join(gguf_models(names)[:12]) or 'none'}")
         first = ref.file or choose_gguf(names, ref.quant, where=where)
-        return split_siblings(names, first, where=where)
+        return split_siblings(names, first, where=where) + choose_projector(ref, names, first, where=where)
     if ref.file and ref.file in names:
         raise InvalidArgument(f"{ref} is a single file of a model that consists of a folder", param="model",
                               got=str(ref), allowed="a repository, a folder in it, or a GGUF file",

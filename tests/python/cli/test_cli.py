@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import mpool
 import tinymodels
 from mpool.cli import main
 from mpool.cli.common import for_output, print_json
@@ -105,6 +106,30 @@ def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: 
     done = run(*arguments, env={"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)}, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("mpool: ") and said in done.stderr and done.stderr.count("\n") == 1
+
+
+IMAGE = str(Path(mpool.__file__).parent / "demo_models" / "images" / "7.png")
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("run", "qwen3:1.7b", f"what is this? {IMAGE}"), "qwen3-1.7b: does not see images, and the message names"),
+    (("vision", "what is this?", "--image", IMAGE, "-m", "qwen3:1.7b"), "SmolVLM-256M-Instruct sees images"),
+    (("run", "FLUX.1-schnell", "a cat"), "mpool generate-image --model FLUX.1-schnell"),
+    (("chat", "all-mpnet-base-v2"), "returns vectors and cannot chat"),
+    (("generate", "a", "-m", "all-mpnet-base-v2"), "capability is text_embedding, not text_to_text"),
+    (("embed", "a", "-m", "qwen3.5:4b"), "capability is vision, not text_embedding"),
+    # these can: only the download is missing
+    (("run", "qwen3.5:4b", f"what is this? {IMAGE}"), "mpool pull Qwen3.5-4B"),
+    (("run", "all-mpnet-base-v2", "a"), "mpool pull all-mpnet-base-v2"),
+    (("generate", "a", "-m", "gemma3:4b"), "mpool pull gemma-3-4b-it")])
+def test_what_a_model_cannot_do_is_said_before_a_download(
+        arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "MPOOL_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert main([*arguments, "--offline"]) == 1
+    shown = capsys.readouterr().err
+    assert said.lower() in shown.lower() and ("mpool pull" in shown) == ("pull" in said)
 
 
 # ---- embed ----------------------------------------------------------------------------------------------------------

@@ -75,13 +75,13 @@ def last_call(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "")
     recorder = Recorder()
     for module in (talking, embedding, capturing):
         monkeypatch.setattr(module, "make_pool", lambda _: recorder)
-        monkeypatch.setattr(module, "default_model", "default model of {}".format)
+        monkeypatch.setattr(module, "default_model", "default-model-of-{}".format)
     monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
     parsed = make_parser().parse_args(arguments)
     assert parsed.run(parsed) == 0
     capability = CAPABILITIES.get(arguments[0], "text_to_text")
     assert recorder.calls[0][0] == "load" and recorder.calls[0][2]["compute"] == parsed.compute
-    assert recorder.calls[0][1] == (parsed.model or f"default model of {capability}",)
+    assert recorder.calls[0][1] == (parsed.model or f"default-model-of-{capability}",)
     return recorder.calls[-1]
 
 
@@ -105,8 +105,10 @@ def test_every_sampling_option_is_here() -> None:
 def test_options_of_text(monkeypatch: pytest.MonkeyPatch, command: list[str], name: str) -> None:
     more = {"generate": {"parse_special": True}, "vision": {"allow_urls": True}, "chat": {}}[name]
     flags = ["--" + flag.replace("_", "-") for flag in more]
-    called, _, options = last_call(monkeypatch, *command, *GIVEN, *flags, "--compute", "float32", stdin="Hi\n")
-    assert (called, options) == (name, {**SAMPLING, **more, "compute": "float32", "stream": True})
+    numbers = {"image_tokens": 140} if name == "vision" else {}
+    given = [word for key, value in numbers.items() for word in ("--" + key.replace("_", "-"), str(value))]
+    called, _, options = last_call(monkeypatch, *command, *GIVEN, *flags, *given, "--compute", "float32", stdin="Hi\n")
+    assert (called, options) == (name, {**SAMPLING, **more, **numbers, "compute": "float32", "stream": True})
     called, _, options = last_call(monkeypatch, *command, stdin="Hi\n")
     assert (called, options) == (name, {**dict.fromkeys(more, False), "compute": "auto", "stream": True})
 

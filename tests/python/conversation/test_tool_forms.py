@@ -579,6 +579,46 @@ def test_strings_between_tags(letters: Any, schema: dict[str, Any], fit: list[st
         assert jsonschema.Draft202012Validator(schema).is_valid(value) == (text in fit), text
 
 
+#: Schema of an argument, values that match it, and others.
+NESTED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    ({"type": "string", "maxLength": 4}, ["", 'a"{,', "<|x"], ["abcde", 1, None]),
+    ({"type": ["string", "null"]}, ["a", None], [1, True]), ({"enum": ["a", 1, None]}, ["a", 1, None], ["b", 2]),
+    ({"type": "integer", "minimum": 3}, [3, 10], [2, "3", 3.5]), ({"type": "boolean"}, [True, False], ["true", 0]),
+    ({"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}, [["a"], ["a", ""]],
+     [[], ["a", "b", "c"], [1], "a"]),
+    ({"type": "array", "maxItems": 0}, [[]], [[1]]), ({"type": "array", "minItems": 2}, [[1, "a"]], [[1]]),
+    ({"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "array", "items": {"enum": ["x"]}}},
+      "required": ["a"]}, [{"a": 1.5}, {"a": -1, "b": ["x", "x"]}], [{}, {"b": []}, {"a": 1, "b": ["y"]}, {"a": "1"}]),
+    ({"type": "object"}, [{}, {"a": [None, {"b": True}]}], [[], 1]),
+    ({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "boolean"}}]}, [1, [True]], ["a", [1]]),
+    ({"$ref": "#/$defs/node"}, [{"n": 1}, {"n": 1, "next": {"n": 2}}], [{"next": {}}, {"n": 1, "next": {"n": "a"}}]),
+    ({}, [1, "a", [{"a": None}]], [])]
+
+
+@pytest.mark.parametrize("schema, fit, others", NESTED, ids=lambda value: str(value)[:40])
+def test_values_of_gemma4(letters: Any, schema: dict[str, Any], fit: list[Any], others: list[Any]) -> None:
+    """The grammar accepts the values that match the schema, and the parser returns them."""
+    import llguidance
+
+    _, tokenizer = letters
+    node = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
+            "required": ["n"]}
+    whole = {"type": "object", "properties": {"d": schema}, "required": ["d"], "$defs": {"node": node}}
+    tool_format = format_named("gemma4")
+    made = tool_grammar.build_grammar(tool_format, [Function("f", whole)], forced=True, single=True, splitter=None)
+    start = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
+    assert not start.is_error(), start.get_error()
+    for value in fit + others:
+        completion = tool_format.render([("f", {"d": value})])
+        matcher = start.deep_copy()
+        accepted = all(matcher.try_consume_tokens([byte]) for byte in completion.encode()) and matcher.is_accepting()
+        assert accepted == (json.dumps(value) in map(json.dumps, fit)), value
+        parser = ToolCallParser(tool_format, {"f": whole}, True, lambda number: "id")
+        parser.feed(completion, True)
+        ((_, _, raw, _),) = parser.calls
+        assert parse_arguments(raw) == {"d": value}
+
+
 @pytest.mark.parametrize("pattern", ["(^a|b)c", "a$b", "(a", r"a(?=b)"])
 def test_unsupported_patterns(pattern: str) -> None:
     llguidance = pytest.importorskip("llguidance")

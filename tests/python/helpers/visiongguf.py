@@ -181,6 +181,13 @@ OLDER = {"v.patch_embd.weight.1": "v.patch_embd_1.weight", "v.patch_embd.weight"
          "v.post_ln.": "v.merger.ln_q.", "mm.": "v.merger.mlp."}
 IMAGE_KEYS = ("block_count", "embedding_length", "attention.head_count", "attention.layer_norm_epsilon", "patch_size",
               "window_size", "feed_forward_length", "projector.scale_factor")
+#: The same for Gemma 3, whose keys are those of llama.cpp but for the sides of the bases of RoPE.
+GEMMA = {"v.patch_embd.": "v.patch_embedding.", "v.position_embd.": "v.position_embedding.",
+         "v.post_ln.": "v.post_layernorm.", ".ln1.": ".layer_norm1.", ".ln2.": ".layer_norm2.",
+         ".attn_out.": ".attn_output.", ".ffn_up.": ".mlp.fc1.", ".ffn_down.": ".mlp.fc2.", "mm.": "mm.mm_"}
+GEMMA_KEYS = (*IMAGE_KEYS, "image_size")
+GEMMA_ROPE = {"gemma3.rope.freq_base": "gemma3.rope.global.freq_base",
+              "gemma3.rope.freq_base_swa": "gemma3.rope.local.freq_base"}
 
 
 def ollama(text: Path, image: Path, path: Path) -> Path:
@@ -191,10 +198,11 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
     writer = gguf.GGUFWriter(str(path), arch)
     copied = {key.replace(f"{old}.", f"{arch}.", 1): field for key, field in one.fields.items()
               if not key.startswith("GGUF.") and key != "general.architecture"}
-    copied |= {f"{arch}.vision.{key}": other.fields[f"clip.vision.{key}"] for key in IMAGE_KEYS
-               if f"clip.vision.{key}" in other.fields}
+    copied |= {f"{arch}.vision.{key}": other.fields[f"clip.vision.{key}"] for key in
+               (GEMMA_KEYS if arch == "gemma3" else IMAGE_KEYS) if f"clip.vision.{key}" in other.fields}
     for key, field in copied.items():
         value = field.contents()
+        key = GEMMA_ROPE.get(key, key)
         if key.endswith("rope.dimension_sections"):
             key, value = f"{arch}.rope.mrope_section", value[:3]
         if arch.startswith("qwen35") and key.endswith("attention.head_count_kv"):
@@ -203,7 +211,12 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
         writer.add_key_value(key, value, field.types[0], sub_type=field.types[-1] if len(field.types) > 1 else None)
     parts = {part.name: part.data for part in other.tensors}
     names: dict[str, str] = {}
-    if arch == "gemma4":
+    if arch == "gemma3":
+        side = copied["gemma3.vision.image_size"].contents() // copied["gemma3.vision.patch_size"].contents()
+        writer.add_uint32("gemma3.mm.tokens_per_image",
+                          (side // other.fields["clip.vision.projector.scale_factor"].contents()) ** 2)
+        names = GEMMA
+    elif arch == "gemma4":
         layers = other.fields["clip.vision.block_count"].contents()
         bounds = [parts.pop(f"v.blk.{layer}.{part}.{end}", np.zeros(1, np.float32)) for layer in range(layers)
                   for part in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import badvalues
-from mpool.models import architectures
+from mpool.models import architectures, origins
 from mpool.models.families import llama, reading, table
 from mpool.models.fields import Fields
 from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_networks, image_processor, pipelines,
@@ -54,8 +54,11 @@ class Files:
 
 def _network(embeds: bool) -> Callable[[Any], Any]:
     def read(values: Any) -> Any:
-        row, found = hf_config.read_config(Fields.of(values, file=NAME), embeds)
-        return row.name, found, architectures.sizes(row, found.kv, file=NAME, token_types=found.token_types)
+        config = Fields.of(values, file=NAME)
+        row, found = hf_config.read_config(config, embeds)
+        return row.name, found, architectures.sizes(
+            row, found.kv, file=NAME, token_types=found.token_types,
+            own=lambda key: origins.key_in_config(Fields(values, file=NAME), key, row.name))
     return read
 
 
@@ -93,10 +96,11 @@ def _gguf(values: Any) -> Any:
     name = table.str("general.architecture")
     row = architectures.find(architectures.IN_GGUF, name, file=NAME, field="general.architecture")[0]
     kv = {row.name + key[len(name):]: value for key, value in values.items() if key.startswith(f"{name}.")}
-    gguf_model._merge_layer_sizes(kv, row, NAME)
+    gguf_model._merge_layer_sizes(kv, row, table, name)
     kv[f"{row.name}.vocab_size"] = gguf_model._vocabulary_rows(table, name, {"token_embd.weight": (9, 8)}, NAME)
     gguf_model._add_defaults(table, row, name, kv)
-    size = architectures.sizes(row, kv, file=NAME, token_types=0)
+    size = architectures.sizes(row, kv, file=NAME, token_types=0,
+                               own=lambda key: origins.key_in_gguf(key, row.name, name))
     tokens = gguf_model._tokens(table)
     if row.capability == "text_embedding":
         return kv, size, gguf_model._embedding(table, name, kv, size, [])

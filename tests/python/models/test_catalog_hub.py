@@ -146,13 +146,16 @@ def test_gguf_quantisations(hub: Hub, online: Child, offline: Child) -> None:
     hub.repos["org/gguf"] = Repo({**files, "README.md": b"x", "config.json": b"{}"}, commit(3))
     found = online.resolve("org/gguf")
     assert found["kind"] == "gguf" and found["path"].endswith("/m-Q4_K_M.gguf")
-    assert hub.downloaded() == ["m-Q4_K_M.gguf"]
+    assert hub.downloaded() == ["m-Q4_K_M.gguf", "mmproj-m-F16.gguf"]
+    assert found["projector"].endswith("/mmproj-m-F16.gguf")
     assert Path(found["path"]).read_bytes() == files["m-Q4_K_M.gguf"]
     split = online.resolve("org/gguf:q8_0")
-    assert split["path"].endswith("m-Q8_0-00001-of-00002.gguf") and len(split["files"]) == 2
+    assert split["path"].endswith("m-Q8_0-00001-of-00002.gguf") and split["projector"] == found["projector"]
+    assert len(split["files"]) == 3
     assert hub.downloaded() == ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]
     assert online.resolve("org/gguf:Q4_0")["path"].endswith("m-Q4_0.gguf")
-    assert online.resolve("hf://org/gguf@main/sub/m-F16.gguf")["path"].endswith("sub/m-F16.gguf")
+    single = online.resolve("hf://org/gguf@main/sub/m-F16.gguf")  # the name of a file is the way to get no projector
+    assert single["path"].endswith("sub/m-F16.gguf") and single["projector"] is None
     hub.downloaded()
     unknown = online.resolve("org/gguf:Q6_K")
     assert unknown["error"] == "InvalidArgument"

@@ -27,7 +27,7 @@ from mpool.models import (
 from mpool.checks import nearest
 from mpool.models.catalogue import read
 from mpool.models.describing import is_offline
-from mpool.models.sources.hub_files import choose_folder, choose_gguf, gguf_models, split_siblings
+from mpool.models.sources.hub_files import choose_folder, choose_gguf, choose_projector, gguf_models, split_siblings
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -336,6 +336,26 @@ def test_choose_gguf_selects_the_quantisation() -> None:
     assert split_siblings(NAMES, "m-Q4_0.gguf", where="w") == ["m-Q4_0.gguf"]
     with pytest.raises(errors.FormatError, match="00002-of-00002.gguf missing"):
         split_siblings(NAMES[:8], "m-Q8_0-00001-of-00002.gguf", where="w")
+
+
+@pytest.mark.parametrize("names, model, expected", [
+    (NAMES, "m-Q4_0.gguf", "mmproj-m-f16.gguf"),
+    # the number of bits that is nearest to the model's, then the first by name, as `llama-server -hf`
+    (["m-Q4_K_M.gguf", "mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"], "m-Q4_K_M.gguf", "mmproj-BF16.gguf"),
+    (["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf"], "m-Q4_K_M.gguf", "mmproj-Q8_0.gguf"),
+    (["m-BF16.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf"], "m-BF16.gguf", "mmproj-F16.gguf"),
+    # the nearest folder above the model
+    (["a/m.gguf", "a/x-mmproj.gguf", "mmproj.gguf", "b/mmproj.gguf"], "a/m.gguf", "a/x-mmproj.gguf"),
+    (["a/m.gguf", "b/mmproj.gguf", "mmproj.gguf", "ab/mmproj.gguf"], "a/m.gguf", "mmproj.gguf"),
+    (["m.gguf", "b/mmproj.gguf", "mmproj.txt"], "m.gguf", None)])
+def test_choose_projector(names: list[str], model: str, expected: str | None) -> None:
+    found = choose_projector(HubRef("org/name"), names, model, where="w")
+    assert found == ([expected] if expected else [])
+    assert choose_projector(HubRef("org/name", file=model), names, model, where="w") == []
+    named = HubRef("org/name", file=model, projector=names[-1])
+    assert choose_projector(named, names, model, where="w") == [names[-1]]
+    with pytest.raises(errors.DownloadError, match="w has no file none.gguf.*hf://w/"):
+        choose_projector(HubRef("org/name", file=model, projector="none.gguf"), names, model, where="w")
 
 
 def test_choose_folder_selects_the_files_of_a_model() -> None:

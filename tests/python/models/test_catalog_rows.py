@@ -190,6 +190,37 @@ def test_the_first_download_of_an_unpinned_row_pins_it(hub: Hub, child: Child, t
     assert json.loads((tmp_path / "mpool" / "pins" / "m0.json").read_text())["commit"] == commit(2)
 
 
+def test_a_row_with_a_projector_file(hub: Hub, child: Child, environment: dict[str, str], tmp_path: Path) -> None:
+    """The download brings the file, whose hash is recorded or stated. Without it the model is incomplete."""
+    files = {"m.gguf": DATA, "mmproj-F16.gguf": OTHER, "mmproj-F32.gguf": b"x"}
+    named = {"refs": ["hf://org/name/m.gguf"], "capability": "vision", "projector": "mmproj-F16.gguf"}
+    facts = {name: {"size": len(data), "sha256": sha256(data)}
+             for name, data in (("", DATA), ("mmproj-F16.gguf", OTHER))}
+    where = rows(tmp_path, named, {**named, "files": facts, "source": "https://example.org"},
+                 {"refs": ["hf://org/name/m.gguf"]}, {**named, "refs": ["hf://org/without/m.gguf"]})
+    hub.repos["org/name"] = repo = Repo(files, commit(1))
+    hub.repos["org/without"] = Repo({"m.gguf": DATA}, commit(2))
+    text = child.resolve("m2", catalogue=where)
+    assert text["projector"] is None and len(text["files"]) == 1
+    off = Child({**environment, "MPOOL_OFFLINE": "1"})
+    try:
+        assert off.resolve("m0", catalogue=where)["error"] == "OfflineError"  # only its text part is here
+        for key in ("m0", "m1"):
+            found = child.resolve(key, catalogue=where)
+            assert [Path(path).read_bytes() for path in found["files"]] == [DATA, OTHER]
+            assert found["projector"] == found["files"][1] and found["path"] == found["files"][0]
+            assert off.resolve(key, catalogue=where)["files"] == found["files"]
+    finally:
+        off.close()
+    pin = json.loads((tmp_path / "mpool" / "pins" / "m0.json").read_text())
+    assert set(pin["files"]) == {"m.gguf", "mmproj-F16.gguf"}
+    assert "mmproj-F16.gguf" in child.resolve("m3", catalogue=where)["text"]
+    repo.files = {**files, "mmproj-F16.gguf": b"another"}
+    clear(tmp_path)
+    for key in ("m0", "m1"):
+        assert child.resolve(key, catalogue=where)["error"] == "IntegrityError"
+
+
 def clear(tmp_path: Path) -> None:
     """Delete the hub's cache."""
     import shutil

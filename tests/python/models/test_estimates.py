@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 import mpool.models
+from mpool.cli.models import facts_of_model
+from mpool.models.catalogue import estimate
+from mpool.models.describing import describe
 import tinymodels
 from realmodels import real_path
 
@@ -39,6 +42,26 @@ def test_estimate_is_close_to_the_measured_memory(capability: str, weights: str)
     assert run.returncode == 0, run.stderr[-2000:]
     measured = float(run.stdout)
     assert 0.6 * stated <= measured <= 1.2 * stated, f"stated {stated} MB, measured {measured:.1f} MB"
+
+
+def test_a_table_of_inputs_per_layer_stays_mapped(tmp_path: Path) -> None:
+    """The table of Gemma 4 is most of the file. Neither the estimate nor the memory in use has it."""
+    pytest.importorskip("torch")
+    import paritymodels
+
+    paritymodels.decoder("gemma4", 4, vocab=3001, hidden_size_per_layer_input=1024).save_pretrained(tmp_path)
+    paritymodels.write_tokenizer(tmp_path, 3001)
+    described = describe(tmp_path)
+    sizes = {tensor.name: tensor.nbytes for tensor in described.spec.tensors}
+    table = sizes.pop("per_layer_token_embd.weight")
+    assert table == 3001 * 4 * 1024 * 4 > 5 * sum(sizes.values())
+    stated = facts_of_model(described)["est_memory_allocation_mb"]
+    assert stated == estimate(described) == round(1.15 * sum(sizes.values()) / 1e6) + 48
+    with mpool.Pool(mpool.PoolConfig(threads=1, weights="packed")) as pool:
+        pool.generate("w5 w9 w31", str(tmp_path), max_tokens=4)
+        row, = pool.ps()
+        assert row.weights == "packed" and row.model_bytes <= 1.15 * sum(sizes.values())
+        assert pool.registry.stats()["memory_used"] <= stated * 1e6
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -198,13 +198,13 @@ def _yarn(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("settings, words", [
-    ({"hidden_act": "gelu"}, "deepseek2 with the setting activation"),
-    ({"rope_interleave": False}, "deepseek2 with the setting rope_neox"),
-    (_yarn(mscale_all_dim=0.4), "deepseek2 with the setting rope_attention_factor"),
-    (_yarn(attention_factor=1.0, mscale_all_dim=0.0), "deepseek2 with the setting .*yarn without mscale_all_dim"),
+    ({"hidden_act": "gelu"}, "deepseek2 cannot state hidden_act"),
+    ({"rope_interleave": False}, "deepseek2 cannot state order of rotary pairs, from rope_interleave"),
+    (_yarn(mscale_all_dim=0.4), "deepseek2 cannot state scale of YaRN, from rope_parameters.mscale, "),
+    (_yarn(attention_factor=1.0, mscale_all_dim=0.0), "deepseek2 cannot state .*yarn without mscale_all_dim"),
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
                           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
-     "deepseek2 with the setting rope.scaling.type llama3")])
+     "deepseek2 cannot state rope_type 'llama3'")])
 def test_settings_that_files_cannot_express(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
     quantisedfiles.save_as(tmp_path / "m", "deepseek2", settings, "deepseek-v3")
     with pytest.raises(mpool.Unsupported, match=words):

@@ -63,8 +63,8 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
     assert ticket.tokens(0)[0].tolist() == greedy_reference(model, made, images, 8)
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma4_small", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
-                                    "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "gemma4_small", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe",
+                                    "qwen3_5", "qwen3_5_moe"])
 def test_files_of_ollamas_converter_see(tmp_path: Path, family: str) -> None:
     """Ollama's files hold the language model and the image encoder, under names of their own."""
     model = visionmodels.randomised(family)

@@ -155,7 +155,7 @@ def test_a_lack_of_memory_is_in_the_answer_and_in_the_log(bert: Path, path: str,
         _, log = made.end()
     assert status in (503, 429)
     told = json.dumps(found).partition("one needs ")[2].partition(";")[0]
-    assert "MB, but " in told and told.endswith("are free")
+    assert told.endswith("MB, but the memory limit is 1.0 MB")
     assert "--memory" in json.dumps(found) and "MPOOL_MEMORY_MB" not in json.dumps([found, event])
     assert (health, state["status"], event["code"]) == (200, "degraded", "out_of_memory") and told in event["reason"]
     assert [line for line in log.splitlines() if " WARNING mpool.pool: " in line and f"one needs {told}" in line], log
