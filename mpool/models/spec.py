@@ -267,9 +267,12 @@ class EmbeddingSettings:
             attend to padding tokens; empty: texts are not padded.
         sizes: output sizes with a separate output layer, in addition to ``output_size``. If there are any, the model
             supports only these sizes and ``output_size``.
-        answering: True or False: pairs are rendered by the chat template, as messages with the roles ``query`` and
-            ``document`` (after the prompt as a ``system`` message, if there is a prompt), with or without the
-            generation prompt. None: pairs are not rendered by a template.
+        answering: True or False: the chat template renders inputs, with or without the generation prompt: pairs as
+            messages with the roles ``query`` and ``document``, single inputs (of models with images) as a message of
+            the role ``user``, after the prompt as a ``system`` message, if there is a prompt. None: inputs are not
+            rendered by a template.
+        score_tokens: for a reranker with images, the token whose logit is the score, and optionally a second one whose
+            logit is subtracted.
         special_tokens: True if the tokenizer's special tokens are put around a text.
         cut_characters: True if truncation first cuts a text to ``max_tokens`` times the median length of the
             vocabulary's tokens, in characters, as model2vec does.
@@ -302,6 +305,7 @@ class EmbeddingSettings:
     padding: str = ""
     sizes: tuple[int, ...] = ()
     answering: bool | None = None
+    score_tokens: tuple[int, ...] = ()
     special_tokens: bool = True
     cut_characters: bool = False
     embeddings: tuple[str, ...] = ("dense",)
@@ -377,7 +381,10 @@ class VisionSettings:
             image, and the tiles of the image at one of the sizes of ``grid``. ``"split"``: tiles, each after a text
             that states its position, then the scaled image. ``"any"``: one tile that keeps the aspect ratio.
             ``"pan"``: the scaled image, then crops of a long image. ``"fit"``: one tile that keeps the aspect ratio, as
-            large as ``rows`` allows.
+            large as ``rows`` allows. ``"lines"``: one tile that keeps the aspect ratio; the prompt has a token between
+            the lines of its embeddings. ``"grid"``: the tiles of a grid with about the proportions of the image, then
+            the scaled image. ``"marked"``: one tile that keeps the aspect ratio; before it, for a large image, the
+            tiles of such a grid, each after a token that states its position.
         image: preprocessing of a tile.
         image_token_id: id of the placeholder token for one embedding of an image; -1: the vocabulary has none.
         mark_token_id: id of the token that the chat template writes for an image; None: the placeholder token.
@@ -386,14 +393,17 @@ class VisionSettings:
         grid: allowed sizes of the image before it is split, height and width in pixels; they are multiples of the tile
             size.
         longest: for ``"split"``: length in pixels to which the longer side is scaled before the split; None: the image
-            is not scaled.
+            is not scaled. For ``"lines"``: largest side in pixels.
         split: for ``"split"``: True if images are split at all.
-        pixels: for ``"any"``: smallest and largest number of pixels of an image; None: the image is cropped to whole
-            patches and not resized.
+        pixels: for ``"any"`` and ``"marked"``: smallest and largest number of pixels of an image; None: the image is
+            cropped to whole patches and not resized.
         crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
             an image is cropped; None: images are not cropped.
         rows: for ``"fit"``: maximum number of embeddings of an image.
         rows_allowed: values that a request may choose for ``rows``.
+        tiles: for ``"grid"`` and ``"marked"``: least and largest number of tiles of a grid; None: images have no tiles.
+        excess: for ``"marked"``: images with more than this many times the largest number of pixels have tiles.
+        thumbnail: for ``"marked"``: True if the whole image follows its tiles.
     """
 
     scheme: str
@@ -409,6 +419,9 @@ class VisionSettings:
     crops: tuple[int, int, float] | None = None
     rows: int | None = None
     rows_allowed: tuple[int, ...] = ()
+    tiles: tuple[int, int] | None = None
+    excess: float = 1.0
+    thumbnail: bool = True
 
 
 @dataclass(frozen=True)
@@ -510,7 +523,7 @@ class ModelDescription:
         embedding: settings of a text-embedding model, reranker or classifier.
         generation: settings of a language model or vision model.
         image: settings of an image-embedding model.
-        vision: image settings of a vision model.
+        vision: image settings of a vision model, also of one that embeds or ranks texts and images.
         pipeline: settings of an image-generation model.
         networks: other networks of the same model that embed into the same space, each with its own capability (such as
             the text encoder of CLIP and SigLIP) or task (the encoder of queries of an asymmetric model).
@@ -545,7 +558,7 @@ class ModelDescription:
     def language_model(self) -> ModelDescription:
         """The decoder of a vision model, as a model of its own; another model itself."""
         name, old = self.spec.kv.get("mpool.vision.decoder"), f"{self.spec.architecture}."
-        if self.capability != "vision" or not isinstance(name, str):
+        if self.vision is None or not isinstance(name, str):
             return self
         kv = {f"{name}.{key[len(old):]}" if key.startswith(old) else key: value for key, value in self.spec.kv.items()}
         tensors = tuple(tensor for tensor in self.spec.tensors if not tensor.name.startswith(("v.", "mm.")))
@@ -559,6 +572,9 @@ class ModelDescription:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """All capabilities of the model: a vision model also serves conversations without images."""
-        also = ("text_to_text",) if self.capability == "vision" else ()
+        """All capabilities of the model: a vision model also serves conversations without images, and an embedding
+        model with images also embeds images alone."""
+        also: tuple[str, ...] = ("text_to_text",) if self.capability == "vision" else ()
+        if self.vision is not None and self.embedding is not None and not self.embedding.scores:
+            also = ("image_embedding",)
         return (*dict.fromkeys((self.capability, *(part.capability for part in self.networks))), *also)
