@@ -125,7 +125,7 @@ def test_rows_of_an_image_see_each_other_in_some_layers(tmp_path: Path, monkeypa
 def test_preprocessing_matches_transformers(family, size: tuple[int, int]) -> None:
     """Every tile differs by at most 1/255 before normalisation. The model ignores incomplete patches."""
     name, model, folder, pool = family
-    patch = model.config.vision_config.patch_size
+    patch = np.ravel(model.config.vision_config.patch_size)[0]
     image = random_images([size])[0]
     made = request(pool, folder, [image])
     found, at = [], 0
