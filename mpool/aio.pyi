@@ -18,25 +18,27 @@ from .tasks.embedding_results import SparseVectors as SparseVectors
 from .tasks.embedding_results import TextEmbeddings as TextEmbeddings
 from .tasks.embedding_results import TokenVectors as TokenVectors
 from .tasks.images_result import GeneratedImages
-from .tasks.options import Compute, Policy, Precision, Priority, Progress
+from .tasks.options import Compute, Input, Policy, Precision, Priority, Progress
 from .tasks.rerank import Ranking
 from .tasks.token_labels import TokenClassification, TokenClassifications
 
-def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
-          dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
-          compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+def embed(inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
+          model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
+          normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
+          on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
           task: Literal['query', 'document'] | None = None, prompt: str | None = None, prompt_name: str | None = None,
-          truncate: bool = True, parse_special: bool = False, adapter: str | None = None, max_inputs: int | None = None,
-          allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
-          tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-          fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[NDArray[Any]]: ...
-def embed_iter(texts: Iterable[str] | Iterable[Sequence[int]] | AsyncIterable[str] | AsyncIterable[Sequence[int]],
+          truncate: bool = True, parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
+          max_inputs: int | None = None, allow_token_ids: bool = True, timeout: float | None = None,
+          priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+          policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[NDArray[Any]]: ...
+def embed_iter(texts: Iterable[Input | Sequence[int]] | AsyncIterable[Input | Sequence[int]],
                model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
                normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
                on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-               adapter: str | None = None,
+               adapter: str | None = None, allow_urls: bool = False,
                output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
                template: str = 'This example is {}.', multi_label: bool = False,
@@ -78,13 +80,13 @@ def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathL
                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
                 policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
 ) -> Awaitable[NDArray[Any]]: ...
-def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
+def rerank(query: Input, documents: Sequence[Input], model: str | os.PathLike[str] | Model | None = None, *,
            top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
            prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
-           parse_special: bool = False, adapter: str | None = None, timeout: float | None = None,
-           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-           policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
-) -> Awaitable[Ranking]: ...
+           parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
+           timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+           keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+           pool: Pool | None = None) -> Awaitable[Ranking]: ...
 @overload
 def classify(texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
              template: str = 'This example is {}.', multi_label: bool = False,

@@ -19,7 +19,7 @@ from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVector
 from ..tasks.images_result import GeneratedImages
 from ..tasks.iterating import EmbedIterator
 from ..tasks.jobs import Job
-from ..tasks.options import Compute, Policy, Precision, Priority, Progress
+from ..tasks.options import Compute, Input, Policy, Precision, Priority, Progress
 from ..tasks.rerank import Ranking
 from ..tasks.streams import Stream
 from ..tasks.text_to_image import ImageStream
@@ -69,20 +69,21 @@ def swap(model: str | Model, new: str | os.PathLike[str], *, timeout: float | No
 def tokenize(text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True, parse_special: bool = False
 ) -> list[int]: ...
 def unload(model: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None: ...
-def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
-          dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
-          compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+def embed(inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
+          model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
+          normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
+          on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
           task: Literal['query', 'document'] | None = None, prompt: str | None = None, prompt_name: str | None = None,
-          truncate: bool = True, parse_special: bool = False, adapter: str | None = None, max_inputs: int | None = None,
-          allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
-          tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-          fail_fast: bool | None = None) -> NDArray[Any]: ...
-def embed_iter(texts: Iterable[str] | Iterable[Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
+          truncate: bool = True, parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
+          max_inputs: int | None = None, allow_token_ids: bool = True, timeout: float | None = None,
+          priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+          policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
+def embed_iter(texts: Iterable[Input | Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
                dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
                compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-               adapter: str | None = None,
+               adapter: str | None = None, allow_urls: bool = False,
                output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
                template: str = 'This example is {}.', multi_label: bool = False,
@@ -120,12 +121,13 @@ def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathL
                 allow_urls: bool = False, max_inputs: int | None = None, timeout: float | None = None,
                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
                 policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
-def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
+def rerank(query: Input, documents: Sequence[Input], model: str | os.PathLike[str] | Model | None = None, *,
            top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
            prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
-           parse_special: bool = False, adapter: str | None = None, timeout: float | None = None,
-           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-           policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
+           parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
+           timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+           keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Ranking: ...
 @overload
 def classify(texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
              template: str = 'This example is {}.', multi_label: bool = False,

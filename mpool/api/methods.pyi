@@ -15,7 +15,7 @@ from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVector
 from ..tasks.images_result import GeneratedImages
 from ..tasks.iterating import EmbedIterator
 from ..tasks.jobs import Job
-from ..tasks.options import Compute, Policy, Precision, Priority, Progress
+from ..tasks.options import Compute, Input, Policy, Precision, Priority, Progress
 from ..tasks.rerank import Ranking
 from ..tasks.streams import Stream
 from ..tasks.text_to_image import ImageStream
@@ -25,23 +25,22 @@ from ..tasks.verbs import Verb
 def _named(function: Callable[..., Any], verb: Verb, form: str, doc: str) -> Callable[..., Any]: ...
 
 class PoolVerbs:
-    def embed(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+    def embed(self, inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
               model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
               normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
               task: Literal['query', 'document'] | None = None, prompt: str | None = None,
               prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-              adapter: str | None = None, max_inputs: int | None = None, allow_token_ids: bool = True,
-              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> NDArray[Any]: ...
-    def embed_iter(self, texts: Iterable[str] | Iterable[Sequence[int]],
-                   model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
-                   normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-                   on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+              adapter: str | None = None, allow_urls: bool = False, max_inputs: int | None = None,
+              allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
+              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+              fail_fast: bool | None = None) -> NDArray[Any]: ...
+    def embed_iter(self, texts: Iterable[Input | Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
+                   dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+                   compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                    prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                   adapter: str | None = None,
+                   adapter: str | None = None, allow_urls: bool = False,
                    output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                    batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
                    template: str = 'This example is {}.', multi_label: bool = False,
@@ -83,12 +82,13 @@ class PoolVerbs:
                     max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
                     tenant: str | int | None = None, keep_alive: float | str | None = None,
                     policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
-    def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
+    def rerank(self, query: Input, documents: Sequence[Input], model: str | os.PathLike[str] | Model | None = None, *,
                top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
                prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
-               parse_special: bool = False, adapter: str | None = None, timeout: float | None = None,
-               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-               policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
+               parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
+               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Ranking: ...
     @overload
     def classify(self, texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
                  template: str = 'This example is {}.', multi_label: bool = False,
@@ -424,21 +424,20 @@ class PoolVerbs:
 
 class ModelVerbs:
     __slots__ = ()
-    def embed(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+    def embed(self, inputs: Input | Sequence[Input] | Sequence[Sequence[int]],
               task: Literal["query", "document"] | None = None, *, dimensions: int | None = None,
               normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, prompt: str | None = None,
               prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-              adapter: str | None = None, max_inputs: int | None = None, allow_token_ids: bool = True,
-              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> NDArray[Any]: ...
-    def embed_iter(self, texts: Iterable[str] | Iterable[Sequence[int]],
-                   task: Literal["query", "document"] | None = None, *, dimensions: int | None = None,
-                   normalize: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
-                   on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, prompt: str | None = None,
-                   prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                   adapter: str | None = None,
+              adapter: str | None = None, allow_urls: bool = False, max_inputs: int | None = None,
+              allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
+              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+              fail_fast: bool | None = None) -> NDArray[Any]: ...
+    def embed_iter(self, texts: Iterable[Input | Sequence[int]], task: Literal["query", "document"] | None = None, *,
+                   dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+                   compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+                   prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
+                   parse_special: bool = False, adapter: str | None = None, allow_urls: bool = False,
                    output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                    batch_size: int | None = None, max_active: int | None = None, labels: Sequence[str] | None = None,
                    template: str = 'This example is {}.', multi_label: bool = False,
@@ -476,12 +475,12 @@ class ModelVerbs:
                     max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
                     tenant: str | int | None = None, keep_alive: float | str | None = None,
                     policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
-    def rerank(self, query: str, documents: Sequence[str], *, top_k: int | None = None, compute: Compute = 'auto',
+    def rerank(self, query: Input, documents: Sequence[Input], *, top_k: int | None = None, compute: Compute = 'auto',
                truncate: bool = True, prompt: str | None = None, prompt_name: str | None = None,
                function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
-               adapter: str | None = None, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Ranking: ...
+               adapter: str | None = None, allow_urls: bool = False, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
     @overload
     def classify(self, texts: str, *, labels: Sequence[str] | None = None, template: str = 'This example is {}.',
                  multi_label: bool = False, function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None,

@@ -31,7 +31,7 @@ from .completions import Completion
 from .tasks.captures import Capture, CaptureJob
 from .tasks.classification import Classification, Classifications
 from .tasks.images_result import {images}
-{more}from .tasks.options import Compute, Policy, Precision, Priority, Progress
+{more}from .tasks.options import Compute, Input, Policy, Precision, Priority, Progress
 from .tasks.rerank import Ranking
 from .tasks.token_labels import TokenClassification, TokenClassifications
 '''

@@ -261,7 +261,8 @@ class SentenceTransformer(_Base):
         """Embed texts.
 
         Args:
-            inputs: a text, or a sequence of texts. ``{"text": ...}`` is a text, too.
+            inputs: a text, or a sequence of texts. With a model of texts and images also Pillow images, and dicts with
+                ``"text"``, ``"image"`` or both, as for :func:`mpool.embed`.
             prompt_name: name of the prompt that is put before each text; None: the default prompt, if there is one.
             prompt: text that is put before each text, instead of a named prompt.
             batch_size: ignored: mpool packs the texts of all callers.
@@ -692,22 +693,21 @@ def _texts_of(inputs: Any) -> tuple[list[Any], bool]:
     Raises:
         InvalidArgument: the argument is neither. The pool checks each text.
     """
-    if isinstance(inputs, (str, Mapping)):
+    if isinstance(inputs, (str, Mapping)) or _is_image(inputs):
         return [_text_of(inputs)], True
     items = items_of("inputs", inputs, "a text, or a sequence of texts")
     return [_text_of(one) for one in items], False
 
 
 def _text_of(value: Any) -> Any:
-    """Return the text of ``{"text": ...}``, or any other value unchanged."""
-    if not isinstance(value, Mapping):
-        return value
-    if set(value) != {"text"}:
-        raise InvalidArgument(param="inputs", got=f"a dict with the keys {sorted(map(str, value))}",
-                              allowed='texts, or dicts of the form {"text": ...}',
-                              hint="mpool.embed_image embeds images" if "image" in value else
-                              "Pass list(d.values()) to embed the values of a dict")
-    return value["text"]
+    """Return the text of ``{"text": ...}``, ``{"image": ...}`` for a Pillow image, or any other value unchanged."""
+    if isinstance(value, Mapping):
+        return value["text"] if set(value) == {"text"} and isinstance(value["text"], str) else value
+    return {"image": value} if _is_image(value) else value
+
+
+def _is_image(value: Any) -> bool:
+    return type(value).__module__.startswith("PIL.")
 
 
 def _check_call(batch_size: Any, device: Any, unused: Mapping[str, Any]) -> None:

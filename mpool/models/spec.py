@@ -267,9 +267,12 @@ class EmbeddingSettings:
             attend to padding tokens; empty: texts are not padded.
         sizes: output sizes with a separate output layer, in addition to ``output_size``. If there are any, the model
             supports only these sizes and ``output_size``.
-        answering: True or False: pairs are rendered by the chat template, as messages with the roles ``query`` and
-            ``document`` (after the prompt as a ``system`` message, if there is a prompt), with or without the
-            generation prompt. None: pairs are not rendered by a template.
+        answering: True or False: the chat template renders inputs, with or without the generation prompt: pairs as
+            messages with the roles ``query`` and ``document``, single inputs (of models with images) as a message of
+            the role ``user``, after the prompt as a ``system`` message, if there is a prompt. None: inputs are not
+            rendered by a template.
+        score_tokens: for a reranker with images, the token whose logit is the score, and optionally a second one whose
+            logit is subtracted.
         special_tokens: True if the tokenizer's special tokens are put around a text.
         cut_characters: True if truncation first cuts a text to ``max_tokens`` times the median length of the
             vocabulary's tokens, in characters, as model2vec does.
@@ -302,6 +305,7 @@ class EmbeddingSettings:
     padding: str = ""
     sizes: tuple[int, ...] = ()
     answering: bool | None = None
+    score_tokens: tuple[int, ...] = ()
     special_tokens: bool = True
     cut_characters: bool = False
     embeddings: tuple[str, ...] = ("dense",)
@@ -519,7 +523,7 @@ class ModelDescription:
         embedding: settings of a text-embedding model, reranker or classifier.
         generation: settings of a language model or vision model.
         image: settings of an image-embedding model.
-        vision: image settings of a vision model.
+        vision: image settings of a vision model, also of one that embeds or ranks texts and images.
         pipeline: settings of an image-generation model.
         networks: other networks of the same model that embed into the same space, each with its own capability (such as
             the text encoder of CLIP and SigLIP) or task (the encoder of queries of an asymmetric model).
@@ -554,7 +558,7 @@ class ModelDescription:
     def language_model(self) -> ModelDescription:
         """The decoder of a vision model, as a model of its own; another model itself."""
         name, old = self.spec.kv.get("mpool.vision.decoder"), f"{self.spec.architecture}."
-        if self.capability != "vision" or not isinstance(name, str):
+        if self.vision is None or not isinstance(name, str):
             return self
         kv = {f"{name}.{key[len(old):]}" if key.startswith(old) else key: value for key, value in self.spec.kv.items()}
         tensors = tuple(tensor for tensor in self.spec.tensors if not tensor.name.startswith(("v.", "mm.")))
@@ -568,6 +572,9 @@ class ModelDescription:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """All capabilities of the model: a vision model also serves conversations without images."""
-        also = ("text_to_text",) if self.capability == "vision" else ()
+        """All capabilities of the model: a vision model also serves conversations without images, and an embedding
+        model with images also embeds images alone."""
+        also: tuple[str, ...] = ("text_to_text",) if self.capability == "vision" else ()
+        if self.vision is not None and self.embedding is not None and not self.embedding.scores:
+            also = ("image_embedding",)
         return (*dict.fromkeys((self.capability, *(part.capability for part in self.networks))), *also)

@@ -44,6 +44,7 @@ _KL = "parity/test_parity_gguf.py::test_divergence_is_no_larger_than_llama_cpps"
 _KL_TEXTS = "parity/test_parity_gguf.py::test_divergence_of_several_texts_is_not_larger_than_llama_cpps"
 _IMAGE = "parity/test_parity_images.py::test_image_layers"
 _IMAGE_TEXT = "parity/test_parity_images.py::test_image_texts"
+_VISION_EMBEDDING = "parity/test_parity_vision_embedding.py::test_vectors_of_texts_images_and_both"
 _VISION = "parity/test_parity_vision.py::test_rows_and_logits"
 _VISION_GGUF = "parity/test_vision_gguf.py::test_gguf_pair_matches_transformers"
 _STAGES = "parity/test_parity_image_generation.py::test_every_stage_and_step"
@@ -197,9 +198,11 @@ ROWS = (
              (f"{_VISION}[qwen2_vl]", f"{_VISION_GGUF}[qwen2_vl]")),
     Verified("qwen2_5_vl", "Qwen2.5-VL", "transformers", "transformers",
              (f"{_VISION}[qwen2_5_vl]", f"{_VISION_GGUF}[qwen2_5_vl]")),
-    Verified("qwen3_vl", "Qwen3-VL with and without experts; Qwen3.5, 3.6 and 3.8 with images", "transformers",
-             "transformers", tuple(f"{test}[{name}]" for test in (_VISION, _VISION_GGUF)
-                                   for name in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"))),
+    Verified("qwen3_vl", "Qwen3-VL with and without experts; Qwen3.5, 3.6 and 3.8 with images; Qwen3-VL-Embedding and "
+             "-Reranker", "transformers", "transformers",
+             (*(f"{test}[{name}]" for test in (_VISION, _VISION_GGUF)
+                for name in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")),
+              f"{_VISION_EMBEDDING}[qwen3_vl]")),
     Verified("flux", "FLUX.1-schnell and dev", "diffusers", "diffusers",
              (f"{_STAGES}[flux]", f"{_STAGES}[flux, with a guidance scale]", f"{_STAGES_GGUF}[flux]")),
     Verified("sd3", "Stable Diffusion 3, 3.5 large, turbo and medium", "diffusers", "diffusers",

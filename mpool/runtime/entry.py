@@ -176,8 +176,9 @@ class Entry:
             return self
         if self.capability == "vision" and capability == "text_to_text":
             return self  # a vision model also serves conversations without images
-        if self.capability != "image_embedding":
-            return None  # only image_embedding models have further networks: no file needs to be read
+        if self.capability != "image_embedding":  # only these have further networks: no file needs to be read
+            known = self.files.known
+            return self if known is not None and capability in known.capabilities else None
         found = self._networks.get(capability)
         if found is None and any(part.capability == capability for part in self.describe().networks):
             found = self._by_name(capability)

@@ -20,6 +20,7 @@ from . import vision
 if TYPE_CHECKING:
     from ..conversation.template import ChatPrompt
     from ..conversation.tools import ToolOptions, Tools
+    from ..images.tiling import TiledImage
     from ..runtime.entry import Entry
     from .options import Call
     from .vision import Images
@@ -181,20 +182,39 @@ def _with_tools(entry: Entry, messages: list[dict[str, Any]],
 def _with_images(entry: Entry, messages: list[dict[str, Any]], conversation: Conversation, call: Call | None,
                  tools: list[dict[str, Any]] | None,
                  check_length: Callable[[int], object] | None) -> tuple[ChatPrompt, Images | None]:
+    deadline = None if call is None else call.deadline
+    cuts = vision.read_images(entry, conversation.images, conversation.allow_urls, deadline, conversation.image_tokens)
+    return place_images(entry, messages, cuts, deadline, tools=tools, merge_turns=True, check_length=check_length,
+                        **conversation.variables)
+
+
+def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledImage], deadline: float | None,
+                 probe: bool = True, **options: Any) -> tuple[ChatPrompt, Images | None]:
+    """Render the prompt of messages with images.
+
+    Args:
+        entry: the model.
+        messages: checked messages.
+        cuts: their images, prepared for the model.
+        deadline: ``time.monotonic()`` at which the rendering ends; None: no deadline.
+        probe: True: ask the template whether it accepts parts of a message of the user; if not, each image becomes a
+            line of the text. False: the template accepts parts.
+        options: arguments of :meth:`mpool.conversation.template.ChatTemplate.prompt`.
+
+    Returns:
+        the prompt, and its images or None.
+    """
     settings, tokenizer, template = entry.describe().vision, entry.tokenizer(), entry.template()
     assert settings is not None
     token = tokenizer.token_text(settings.image_token_id) if settings.image_token_id >= 0 else None
     mark = token if settings.mark_token_id is None else tokenizer.token_text(settings.mark_token_id)
     char = None if token else placeholder_char(messages)
-    if mark is None or not template.accepts_image_parts(mark):
+    if mark is None or probe and not template.accepts_image_parts(mark):
         # the template supports text only: each image becomes a line of the text
         mark = placeholder_char(messages)
         messages = [{**message, "content": _join_parts(message["content"], mark + "\n")} for message in messages]
-    deadline = None if call is None else call.deadline
-    cuts = vision.read_images(entry, conversation.images, conversation.allow_urls, deadline, conversation.image_tokens)
     shown = ImageTexts(mark, [cut.text(token or char or "") for cut in cuts], char)
-    prompt = template.prompt(messages, tokenizer, tools=tools, images=shown, merge_turns=True,
-                             deadline=deadline, check_length=check_length, **conversation.variables)
+    prompt = template.prompt(messages, tokenizer, images=shown, deadline=deadline, **options)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too
     if prefix and ids[:len(prefix)].tolist() != list(prefix):

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import integer, refuse
+from ..conversation.messages import NamedImage
 from ..errors import MemoryExhausted, MpoolError, Overloaded, Timeout
 from ..host import native_calls
 from ..images.loading import check_image, convert_image
+from ..images.loading import images_of as images_of
 from ..images.preparing import prepare
 from ..runtime import deadlines as _deadlines
 from .options import ImageOptions as Options
@@ -119,13 +121,15 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     faults: list[tuple[int, MpoolError]] = []
     for at, image in enumerate(images):
         name = "images" if single else f"images[{start + at}]"
+        if isinstance(image, NamedImage):
+            image, name = image.image, image.name
         try:
             limit = None if call is None else _deadlines.remaining(call.deadline, plan.entry.key)
             pixels = convert_image(image, name, partial(prepare, settings=plan.settings, name=name),
                                    allow_urls=plan.allow_urls, timeout=limit)
         except MpoolError as error:
             error.key = error.key or plan.entry.key
-            if not plan.null or _of_request(error, call):
+            if not plan.null or of_request(error, call):
                 raise
             faults.append((at, error))
             continue
@@ -135,7 +139,7 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     return ImagePack(np.ascontiguousarray(flat), np.array(sizes, dtype=np.int32), len(images), tuple(faults))
 
 
-def _of_request(error: MpoolError, call: Call | None) -> bool:
+def of_request(error: MpoolError, call: Call | None) -> bool:
     """Return True if an error concerns the request and not one image: the deadline, or a lack of threads or memory."""
     if isinstance(error, Timeout):
         return call is not None and call.deadline is not None and time.monotonic() >= call.deadline

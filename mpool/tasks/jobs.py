@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -37,6 +38,7 @@ class Job:
 
     @property
     def _ticket(self) -> _core.Ticket | None:
+        """The ticket of the request; of several tickets, the first that is not done, else the last."""
         raise NotImplementedError
 
     def _finish(self) -> Any:
@@ -75,10 +77,11 @@ class Job:
             MpoolError: the request failed with this error.
         """
         seconds = _deadlines.seconds_of(timeout, zero=True)
-        ticket = self._ticket
-        if ticket is not None and not ticket.done():
+        end = None if seconds is None else time.monotonic() + seconds
+        while (ticket := self._ticket) is not None and not ticket.done():
+            left = None if end is None else end - time.monotonic()
             with ticket.join():
-                done = ticket.wait(seconds) if seconds is None or seconds > 0 else ticket.done()
+                done = ticket.wait(left) if left is None or left > 0 else ticket.done()
             if not done:
                 raise Timeout(f"the job is not done after {seconds:g} s; it continues", key=self.model)
         return self._collect()
@@ -132,10 +135,10 @@ class Job:
     async def _wait_async(self) -> Any:
         from ..runtime.watching import watcher
 
-        if self._ticket is not None:
-            await watcher().done(self._ticket)
-            if self._finish_blocks():
-                return await native_calls.REQUESTS.arun(self._collect)
+        while (ticket := self._ticket) is not None and not ticket.done():
+            await watcher().done(ticket)
+        if self._ticket is not None and self._finish_blocks():
+            return await native_calls.REQUESTS.arun(self._collect)
         return self._collect()
 
     def __reduce__(self) -> NoReturn:

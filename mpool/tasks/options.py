@@ -32,6 +32,8 @@ Compute = Literal["auto", "float32", "float32-fast", "bfloat16", "int8"]
 Progress = bool | Callable[[int, int | None], object] | None
 Priority = Literal["critical", "high", "normal", "low", "batch", 0, 1, 2, 3, 4]
 Policy = Literal["shared", "pack", "p2c", "sequential"]
+#: An input of an embedding model or reranker: a text, or a dict with texts and images.
+Input = str | Mapping[str, Any]
 
 PRIORITIES = ("critical", "high", "normal", "low", "batch")
 
@@ -75,8 +77,9 @@ class CallOptions:
         None, "scheduling policy that chooses the worker, see ``PoolConfig.policy``; None: the policy of the model's "
         "capability.")
     fail_fast: bool | None = _documented(
-        None, "True: raise Overloaded at once if the queue is full, with a hint when to retry; False: wait until the "
-        "queue has space; None: use ``PoolConfig.fail_fast``.")
+        None, "True: raise Overloaded at once if the queue is full, with a hint when to retry, or if other requests "
+        "hold the memory that this one needs; False: wait until the queue has space and memory is free; None: use "
+        "``PoolConfig.fail_fast``.")
 
     @typed
     def __post_init__(self) -> None:
@@ -134,7 +137,7 @@ class Call:
 
     Attributes:
         deadline: value of ``time.monotonic()`` at which the request times out; None: never.
-        fail_fast: True if a full queue raises Overloaded instead of blocking.
+        fail_fast: True if a full queue, or memory that others hold for now, raises Overloaded instead of blocking.
         core: keywords of the core's submit functions, see :meth:`CallOptions.core`.
     """
 
@@ -148,8 +151,7 @@ class Call:
         Args:
             entry: model that the request was prepared for.
             fail_fast: value that replaces ``self.fail_fast``; None: keep it.
-            uncounted: True if the caller retries when the queue is full; the core then counts an Overloaded error in
-                no metric.
+            uncounted: True if the caller retries after Overloaded; the core then counts this error in no metric.
 
         Raises:
             Timeout: the deadline has passed.
@@ -311,6 +313,14 @@ def _adapter() -> Any:
                   "model's files for ``task`` or ``prompt_name``, else the model alone.", plan=False)
 
 
+def _allow_urls(more: str = "") -> Any:
+    """Return the field of the option ``allow_urls``; ``more``: what it applies to."""
+    return option(
+        False, f"True: fetch ``http`` and ``https`` URLs{more}, each within 30 seconds. Off by default: a program that "
+        "passes URLs from its users on lets them reach every address that this machine can reach.",
+        choices=(True, False))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextVectorOptions(VectorOptions):
     """Options that :func:`mpool.embed` and :func:`mpool.embed_iter` share."""
@@ -326,6 +336,7 @@ class TextVectorOptions(VectorOptions):
                             "ContextOverflow for longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts and the prompt")
     adapter: str | None = _adapter()
+    allow_urls: bool = _allow_urls(" of images")
 
     result: ClassVar[str] = "vectors"
 
@@ -432,9 +443,7 @@ class AllOptions(OutputOptions):
 class ImageOptions(VectorOptions):
     """Options of :func:`mpool.embed_image`."""
 
-    allow_urls: bool = option(
-        False, "True: fetch ``http`` and ``https`` URLs, each within 30 seconds. Off by default: a program that passes "
-        "URLs from its users on lets them reach every address that this machine can reach.", choices=(True, False))
+    allow_urls: bool = _allow_urls()
     max_inputs: int | None = option(None, "maximum number of images in the request; None: "
                                     "``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
 
@@ -470,6 +479,7 @@ class RerankOptions(_LogitOptions):
         "that of the model's files.", choices=(None, "sigmoid", "none"), plan=False)
     parse_special: bool = _parse_special("query and the documents")
     adapter: str | None = _adapter()
+    allow_urls: bool = _allow_urls(" of images")
 
     result: ClassVar[str] = "scores"
     progress: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..checks import integer, is_same, items_of, refuse
 from ..conversation import reasoning
-from ..errors import InvalidArgument, MpoolError
+from ..errors import InvalidArgument, MpoolError, Unsupported
 from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
 from ..models.catalogue import load as load_catalogue
@@ -139,21 +139,44 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed`."""
     inputs, model = given.pop("inputs"), given.pop("model", None)
     options = _parsed(pool, model, EmbedOptions, "embed", given)
-    most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
+    most, single = _limit(pool, options.max_inputs), isinstance(inputs, (str, Mapping))
     vectors.check_progress(options.progress)
     texts = [inputs] if single else embedding.texts_of(inputs, most)
     vectors.check_precision(options.precision, len(texts))
     null = options.on_error == "null"
+    mixed = _has_dicts(texts)
+    capability = "image_embedding" if mixed and _mixed().are_images(texts) else "text_embedding"
 
-    def prepare() -> VectorRequest:
-        unread = _is_unread(pool, model)
-        with before(pool, model):
-            embedding.check_inputs(texts, "inputs", single, null, unread)
-        plan = text_plan(pool, model, options)
-        return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
-                             lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
+    def finish(rows: Any) -> Any:
+        return vectors.quantize(rows[0] if single else rows, options.precision)
 
-    return Validated(prepare, model, "text_embedding", options.compute)
+    def prepare() -> Any:
+        unread = _is_unread(pool, model, capability)
+        with before(pool, model, capability):
+            embedding.check_inputs(texts, "inputs", single, null, unread, mixed)
+            if mixed and not null:
+                _mixed().check(texts, "inputs", single, options.allow_urls, call, unread)
+        entry, own = _opened(pool, model, options, capability)
+        if entry.describe().vision is not None:
+            return _mixed().request(_mixed().plan(entry, own), texts, single, options.progress, call, finish)
+        if mixed:
+            return _mixed().split_request(pool, entry, texts, single, own, call, finish)
+        return VectorRequest(embedding.TEXTS, embedding.plan(entry, own), texts, embedding.slices, single,
+                             options.progress, call, finish)
+
+    return Validated(prepare, model, capability, options.compute, long=mixed, images=mixed)
+
+
+def _has_dicts(inputs: list[Any]) -> bool:
+    """Return True if an input is a dict, which may have images. Takes a few nanoseconds per input."""
+    return any(issubclass(kind, Mapping) for kind in set(map(type, inputs)))
+
+
+def _mixed() -> Any:
+    """Return the module for inputs of texts and images."""
+    from . import mixed_inputs
+
+    return mixed_inputs
 
 
 def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -182,14 +205,17 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
                 except MpoolError as error:
                     error.rename({"inputs": "texts"})
                     raise
-        plan = module.iter_plan(*_opened(pool, model, own), checked)
+        entry, chosen = _opened(pool, model, own)
+        mixed = output.function == "embed" and entry.describe().vision is not None
+        plan = _mixed().plan(entry, chosen) if mixed else module.iter_plan(entry, chosen, checked)
         try:
             total = len(items)
         except TypeError:
             total = None
         bar = vectors.Bar(options.progress, total, plan.entry.key)
         try:
-            request: IterRequest = module.iter_request(plan, items, batch_size, bar, own, checked, call)
+            request: IterRequest = _mixed().iter_request(plan, items, batch_size, bar, call) if mixed else \
+                module.iter_request(plan, items, batch_size, bar, own, checked, call)
         except BaseException:
             bar.close()
             raise
@@ -263,16 +289,31 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         model = load_catalogue().default("rerank").key
     options = _parsed(pool, model, RerankOptions, "rerank", given)
     texts, count = reranking.check(query, documents, options.top_k, _limit(pool, None))
+    mixed = _has_dicts([query, *texts])
 
     def prepare() -> VectorRequest:
         unread = _is_unread(pool, model)
         with before(pool, model):
-            embedding.check_inputs(texts, "documents", full=unread)
-        plan = reranking.plan_of(text_plan(pool, model, options), query)
-        return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
-                             lambda rows: reranking.ranking(plan, texts, rows, count, options.function_to_apply))
+            embedding.check_inputs(texts, "documents", full=unread, dicts=mixed)
+            if mixed:
+                _mixed().check([query], "query", True, options.allow_urls, call, unread)
+                _mixed().check(texts, "documents", False, options.allow_urls, call, unread)
 
-    return Validated(prepare, model, "text_embedding", options.compute)
+        def finish(rows: Any) -> Any:
+            return reranking.ranking(plan.entry, texts, rows, count, options.function_to_apply)
+
+        entry, own = _opened(pool, model, options)
+        plan: Any
+        if entry.describe().vision is not None:
+            plan = _mixed().with_query(_mixed().plan(entry, own), query, call)
+            return _mixed().request(plan, texts, False, False, call, finish)  # type: ignore[no-any-return]
+        if mixed:
+            raise Unsupported("this reranker reads texts only, got a query or document with images", key=entry.key,
+                              hint="Pass str, or use a model such as Qwen3-VL-Reranker")
+        plan = reranking.plan_of(embedding.plan(entry, own), query)
+        return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call, finish)
+
+    return Validated(prepare, model, "text_embedding", options.compute, long=mixed, images=mixed)
 
 
 def _named(model: Any, output: TextOutput) -> Any:
@@ -344,14 +385,13 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
-    from ..images.loading import images_of
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
     options = _parsed(pool, model, ImageOptions, "embed_image", given, "image_embedding")
     most = _limit(pool, options.max_inputs)
     vectors.check_progress(options.progress)
-    found = images_of(images, most)
+    found = image_embedding.images_of(images, most)
     single = found is None
     vectors.check_precision(options.precision, 1 if found is None else len(found))
 
@@ -360,10 +400,17 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         with before(pool, model, "image_embedding"):
             if unread and options.on_error != "null":
                 image_embedding.check_images([images] if found is None else found, single, options.allow_urls, call)
-        plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
-        return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,
-                             single, options.progress, call,
-                             lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
+        def finish(rows: Any) -> Any:
+            return vectors.quantize(rows[0] if single else rows, options.precision)
+
+        entry, own = _opened(pool, model, options, "image_embedding")
+        several = [images] if found is None else found
+        if entry.describe().vision is not None:
+            inputs = _mixed().of_images(several, single)
+            return _mixed().request(  # type: ignore[no-any-return]
+                _mixed().plan(entry, own), inputs, single, options.progress, call, finish)
+        return VectorRequest(image_embedding.IMAGES, image_embedding.plan(entry, own), several, image_embedding.slices,
+                             single, options.progress, call, finish)
 
     return Validated(prepare, model, "image_embedding", options.compute, images=True)
 
@@ -397,11 +444,17 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     return generation.prepare(entry, ids, compute, options)
 
 
+def _chat_prompt() -> Any:
+    """Return the module that renders conversations."""
+    from . import chat_prompt
+
+    return chat_prompt
+
+
 def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                  capability: str = "text_to_text") -> TextRequest:
     """Return the request for a conversation. Consumes ``options``."""
-    from . import chat_prompt
-
+    chat_prompt = _chat_prompt()
     unread = _is_unread(pool, model, capability)
     with before(pool, model, capability):
         conversation = chat_prompt.check(messages, options)
@@ -419,8 +472,7 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
 
 def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call) -> list[int]:
     """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
-    from . import chat_prompt
-
+    chat_prompt = _chat_prompt()
     unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
         conversation = chat_prompt.check(messages, options)

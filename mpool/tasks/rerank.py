@@ -5,7 +5,7 @@ Requests are computed like those for text embedding; a score is a vector of one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..models.spec import EmbeddingSettings
+    from ..runtime.entry import Entry
     from .text_embedding import Plan
 
 
@@ -30,7 +31,7 @@ class RankedDocument:
     Attributes:
         index: index of the document in the request.
         score: relevance to the query. The model's files define the scale: usually 0 to 1, for some models a logit.
-        text: the document.
+        text: the document; the text of a document with images, "" if it has none.
     """
 
     index: int
@@ -82,9 +83,7 @@ def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any],
         InvalidArgument: an argument is invalid.
         LimitError: there are more than ``most`` documents.
     """
-    fault = embedding.fault_of(query, "query")
-    if fault is None:
-        fault = surrogate_of(query, "query")
+    fault = None if isinstance(query, Mapping) else embedding.fault_of(query, "query") or surrogate_of(query, "query")
     if fault is not None:
         raise fault
     if isinstance(documents, str):
@@ -107,19 +106,28 @@ def function_of(settings: EmbeddingSettings) -> str:
     return "sigmoid" if settings.score_activation == "sigmoid" else "none"
 
 
-def ranking(plan: Plan, texts: list[Any], rows: NDArray[Any], count: int, function: str | None = None) -> Ranking:
+def ranking(entry: Entry, documents: list[Any], rows: NDArray[Any], count: int,
+            function: str | None = None) -> Ranking:
     """Return the result of a request.
 
     Args:
-        plan: plan of the request.
-        texts: the documents.
+        entry: the model.
+        documents: the documents.
         rows: logits, float32 ``(n, 1)``.
         count: maximum number of documents in ``results``.
         function: option ``function_to_apply``.
     """
-    settings = plan.entry.describe().embedding
+    settings = entry.describe().embedding
     assert settings is not None
     scores = tuple(activate(rows, function or function_of(settings))[:, 0].tolist())
     # by logits: scores of different logits are equal where the sigmoid saturates
     order = np.argsort(-rows[:, 0], kind="stable")[:count].tolist()
-    return Ranking(tuple(RankedDocument(at, scores[at], texts[at]) for at in order), scores, plan.entry.key)
+    return Ranking(tuple(RankedDocument(at, scores[at], _text_of(documents[at])) for at in order), scores, entry.key)
+
+
+def _text_of(document: Any) -> str:
+    """Return the text of a document; of one with images, its texts, one after another."""
+    if isinstance(document, str):
+        return document
+    given = document.get("text")
+    return given if isinstance(given, str) else "".join(given or ())

@@ -134,7 +134,7 @@ class Start:
         return await watcher().enter(
             f"{self.plan.core_key}\n{self.service_class}",
             lambda: vectors.submit(self.kind, self.plan, self.pack, self.call, self.service_class, True, wait), wait,
-            self.call.deadline)
+            self.call.deadline, self.plan.entry.pool.config.request_timeout)
 
 
 @dataclass(slots=True)
@@ -294,6 +294,9 @@ class VectorRequest:
             again: computes the result anew, with the model that has the name then.
             running: record of the request, for its end.
         """
+        if self.kind.alone:
+            return SeveralJob(capability, [self], running, lambda parts: self.finish(
+                np.concatenate(parts) if parts else vectors.empty(self.plan)))
         return VectorJob(capability, self, again, running)
 
     def _one(self) -> Steps:
@@ -601,3 +604,61 @@ class VectorJob(Job):
             self._warned = True
             vectors.warn_of_faults(request.kind, request.plan, self._pack, rows)
         return request.finish(rows)
+
+
+class SeveralJob(Job):
+    """A job of several tickets, because a kind of inputs has one ticket per input, or because several networks compute
+    it.
+
+    Args:
+        requests: the requests.
+        finish: function from the results of all tickets to that of the job.
+    """
+
+    def __init__(self, capability: str, requests: list[VectorRequest], running: TrackedRequest,
+                 finish: Callable[[list[Any]], Any]) -> None:
+        super().__init__(capability, requests[0].plan.entry.key, running)
+        self._join = finish
+        self._parts: list[tuple[VectorRequest, Any, _core.Ticket | None]] = []
+        try:
+            for one in requests:
+                for start, inputs in one.slices(one.inputs) if one.kind.alone else [(0, one.inputs)]:
+                    pack = one.kind.pack(one.plan, inputs, start, one.single, one.call)
+                    self._parts.append((one, pack, vectors.submit(
+                        one.kind, one.plan, pack, one.call, vectors.service_class_of(len(one.inputs)), True)))
+        except BaseException:
+            for ticket in self._tickets:
+                ticket.cancel()
+            raise
+        if self._tickets:
+            running.follow(self._tickets[-1], self)
+
+    def _tokens(self) -> int:
+        return sum(one.kind.tokens(pack) for one, pack, _ in self._parts)
+
+    @property
+    def _tickets(self) -> list[_core.Ticket]:
+        return [ticket for _, _, ticket in self._parts if ticket is not None]
+
+    @property
+    def _ticket(self) -> _core.Ticket | None:
+        found = None
+        for _, _, ticket in self._parts:
+            found = ticket or found
+            if ticket is not None and not ticket.done():
+                return ticket
+        return found
+
+    def cancel(self) -> bool:
+        """See :meth:`Job.cancel`."""
+        cancelled = any([ticket.cancel() for ticket in self._tickets])
+        if cancelled:
+            self._running.cancelled()
+        return cancelled
+
+    def _finish_blocks(self) -> bool:
+        return True  # it may compute inputs again, after a numeric error
+
+    def _finish(self) -> Any:
+        return self._join([vectors.rows_of(one.kind, one.plan, pack, ticket, one.call)
+                           for one, pack, ticket in self._parts])

@@ -5,14 +5,14 @@ vectors.py contains the part that is shared with image embedding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..checks import integer, items_of, nearest, refuse, surrogate_of
-from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
+from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, Unsupported, WrongCapability
 from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
 from .options import PRECISIONS
@@ -133,7 +133,7 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     settings = description.embedding
     assert settings is not None, "the caller has checked the capability"
     if options.result not in settings.outputs:
-        error = _wrong_output(settings, options.result, entry.key)
+        error = wrong_output(settings, options.result, entry.key)
         error.wanted = options.result
         raise error
     if options.result == "scores" and settings.answering is None:
@@ -146,11 +146,14 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
                key=entry.key)
     if options.result == "vectors":
         check_output(entry, settings, getattr(options, "embedding", "dense"))
+    if description.vision is not None:
+        raise Unsupported("this function takes no model with images", key=entry.key,
+                          hint="Use mpool.embed or mpool.rerank")
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
-        dimensions = cut = _dimensions(options.dimensions, width, settings, entry.key)
-    prompt = _prompt(options, settings, entry.key)
+        dimensions = cut = dimensions_of(options.dimensions, width, settings, entry.key)
+    prompt = prompt_of(options, settings, entry.key)
     core_key = entry.core_key(options.compute)
     tokenizer = entry.tokenizer()
     skip = 0
@@ -169,7 +172,7 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
                 options.truncate else None)
 
 
-def _wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCapability:
+def wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCapability:
     """Return the error for a model that does not compute the output of a function."""
     found, has = settings.kind, min(settings.outputs)
     hint = "Use " + ("mpool.rerank(query, documents, model)" if has == "scores"
@@ -207,7 +210,7 @@ def check_output(entry: Entry, settings: EmbeddingSettings, output: str) -> None
 
     A model without a head for token vectors returns its hidden states, so every encoder has the output ``tokens``.
     """
-    if output in ("all", "tokens") or output in settings.embeddings:
+    if (output in ("all", "tokens") and settings.answering is None) or output in settings.embeddings:
         return
     error = WrongCapability(f"has no {output} vectors; it has: " + ", ".join(settings.embeddings), key=entry.key,
                             hint="Use " + " or ".join(_function(one) for one in settings.embeddings))
@@ -236,7 +239,7 @@ def _pair(prompt: str, query: str, document: str) -> list[dict[str, str]]:
     return [*system_message, {"role": "query", "content": query}, {"role": "document", "content": document}]
 
 
-def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -> int:
+def dimensions_of(value: Any, width: int, settings: EmbeddingSettings, key: str) -> int:
     """Return the option ``dimensions`` if the model supports that number of components."""
     sizes = settings.sizes or settings.dimensions
     listed = {*sizes, width} if sizes else ()
@@ -247,7 +250,7 @@ def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -
     return number
 
 
-def _prompt(options: Any, settings: EmbeddingSettings, key: str) -> str:
+def prompt_of(options: Any, settings: EmbeddingSettings, key: str) -> str:
     """Return the prompt for a request, or "" for none.
 
     Args:
@@ -301,7 +304,8 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
     return plain_ids(list_of_caller(inputs))
 
 
-def check_inputs(inputs: list[Any], name: str, single: bool = False, null: bool = False, full: bool = False) -> None:
+def check_inputs(inputs: list[Any], name: str, single: bool = False, null: bool = False, full: bool = False,
+                 dicts: bool = False) -> None:
     """Check a request's texts before its model is known.
 
     Args:
@@ -310,6 +314,7 @@ def check_inputs(inputs: list[Any], name: str, single: bool = False, null: bool 
         single: True if the caller passed one text that is not in a list.
         null: True if an invalid text is no error, but a row of NaN.
         full: True: everything that needs no model. False: the types and sizes of texts; :func:`pack` checks the rest.
+        dicts: True if dicts with texts and images pass, which the caller checks.
 
     Raises:
         InvalidArgument: an input is neither a valid text nor, for ``inputs``, a list of token ids.
@@ -320,6 +325,8 @@ def check_inputs(inputs: list[Any], name: str, single: bool = False, null: bool 
         return
     for at, text in enumerate(() if null else inputs):
         if not is_sized(text, 0):
+            if dicts and isinstance(text, Mapping):
+                continue
             raise _misfit(text, name if single else f"{name}[{at}]", 0)
         if full and not text.isascii() and (fault := surrogate_of(text, name if single else f"{name}[{at}]")):
             raise fault
@@ -328,7 +335,7 @@ def check_inputs(inputs: list[Any], name: str, single: bool = False, null: bool 
 def check_items(items: list[Any], null: bool) -> None:
     """Check the items of a list for :func:`mpool.embed_iter` before its model is known. Raises as
     :func:`check_inputs`."""
-    check_inputs(plain_ids(items), "inputs", null=null, full=True)
+    check_inputs(plain_ids(items), "inputs", null=null, full=True, dicts=True)
 
 
 def plain_ids(inputs: list[Any]) -> list[Any]:
@@ -376,6 +383,8 @@ def _hint_for(value: Any, name: str) -> str | None:
         return "Fill missing texts first, for example with fillna('')"
     if hasattr(value, "as_py"):  # a scalar of pyarrow
         return "Call to_pylist() of the array first"
+    if name.startswith("inputs") and (getattr(value, "ndim", 0) in (2, 3) or type(value).__module__.startswith("PIL.")):
+        return 'Pass images in dicts: {"image": image}, or alone to embed_image'
     if isinstance(value, bytes):
         return "Decode it first, for example with decode()"
     if name.startswith("inputs") and integer(value) is not None:
@@ -491,7 +500,7 @@ def are_token_ids(inputs: list[Any]) -> bool:
     return isinstance(first, (list, tuple)) and bool(first) and not isinstance(first[0], str)
 
 
-def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
+def pack_ids(plan: Any, sequences: list[list[int]], start: int = 0) -> Pack:
     """Validate sequences of token ids, which are used without prompt, special tokens and truncation.
 
     Args:
@@ -512,7 +521,7 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
     return native_calls.converted(sequences, _pack_ids, plan, sequences, start)
 
 
-def _pack_ids(plan: Plan, sequences: list[list[int]], start: int) -> Pack:
+def _pack_ids(plan: Any, sequences: list[list[int]], start: int) -> Pack:
     ids: list[int] = []
     offsets = [0]
     for at, sequence in enumerate(sequences, start):
@@ -594,7 +603,7 @@ def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], sta
                                       f"{plan.max_tokens}", tokens=len(pair), limit=plan.max_tokens,
                                       param=f"documents[{at}]",
                                       hint="Shorten it, or set truncate=True")
-            suffix = suffix or _common_end(rendered("0"), rendered("a"))
+            suffix = suffix or common_end(rendered("0"), rendered("a"))
             if len(suffix) >= plan.max_tokens:
                 refuse("max_length", plan.max_tokens,
                        f"more than {len(suffix)}, the number of tokens that the chat template adds after a document")
@@ -604,7 +613,7 @@ def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], sta
     return Pack(np.array(ids, np.int32), np.array(offsets, np.int64), None, len(documents))
 
 
-def _common_end(a: list[int], b: list[int]) -> list[int]:
+def common_end(a: list[int], b: list[int]) -> list[int]:
     """Return the longest common suffix of two sequences."""
     same = 0
     while same < min(len(a), len(b)) and a[-1 - same] == b[-1 - same]:
@@ -631,7 +640,7 @@ def _name(at: int, single: bool) -> str:
     return "inputs" if single else f"inputs[{at}]"
 
 
-def _keyed(error: MpoolError, plan: Plan) -> MpoolError:
+def _keyed(error: MpoolError, plan: VectorPlan) -> MpoolError:
     """Add the key of the model to an error that has none."""
     error.key = error.key or plan.entry.key
     return error
@@ -652,7 +661,7 @@ def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
     return fault
 
 
-def too_long(name: str, tokens: int, plan: Plan, hint: str = "Shorten it, or set truncate=True") -> ContextOverflow:
+def too_long(name: str, tokens: int, plan: Any, hint: str = "Shorten it, or set truncate=True") -> ContextOverflow:
     """Return the error for a text with too many tokens. ``name``: parameter with the text, and its index."""
     return ContextOverflow(f"`{name}` has {tokens} tokens, the model accepts at most {plan.max_tokens}", tokens=tokens,
                            limit=plan.max_tokens, param=name, hint=hint, key=plan.entry.key)

@@ -162,6 +162,10 @@ def check_progress(progress: Any) -> Any:
 
 # ---- one item of the pool --------------------------------------------------------------------------------------------
 
+def _vectors_of(plan: VectorPlan, ticket: _core.Ticket) -> NDArray[np.float32]:
+    return ticket.vectors()
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """Functions that embed one kind of input, texts or images.
@@ -182,6 +186,8 @@ class Kind:
         heavy: True if packing these inputs for a plan would block an event loop for too long.
         tokens: returns the number of tokens of a pack.
         threads: threads that pack heavy inputs for an event loop.
+        result: returns the vectors of the finished ticket of a plan.
+        alone: True if a pack has one input, so that a job needs several tickets.
     """
 
     unit: str
@@ -193,6 +199,8 @@ class Kind:
     heavy: Callable[[Any, list[Any]], bool]
     tokens: Callable[[Any], int]
     threads: ThreadGroup
+    result: Callable[[Any, _core.Ticket], NDArray[np.float32]] = _vectors_of
+    alone: bool = False
 
     def called(self, **names: str) -> Kind:
         """Return this kind for a function whose parameters have other names, so that errors have the names of that
@@ -258,12 +266,6 @@ def submit(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: i
         raise
 
 
-def vectors_of(plan: VectorPlan, ticket: _core.Ticket) -> NDArray[np.float32]:
-    """Return the vectors of a finished ticket."""
-    with naming_idle(plan):
-        return ticket.vectors()
-
-
 def note_wait(plan: VectorPlan, ticket: _core.Ticket) -> None:
     """Add the time that a finished ticket waited in the queue of its model to the metrics."""
     submitted, started, _ = ticket.times()
@@ -320,7 +322,8 @@ def rows_of(kind: Kind, plan: VectorPlan, pack: Any, ticket: _core.Ticket | None
     if ticket is None:
         return finish(plan, pack, empty(plan))
     try:
-        vectors = vectors_of(plan, ticket)
+        with naming_idle(plan):
+            vectors = kind.result(plan, ticket)
     except NumericError:
         if not plan.null:
             raise

@@ -227,19 +227,23 @@ def check_capability(capability: Any) -> None:
 #: reverse: a later check raises an error that names the right function.
 _TEXT = (_options.GenerateOptions, _options.TextOptions)
 _INPUTS = "str | Sequence[str] | Sequence[Sequence[int]]"
+_MIXED = "Input | Sequence[Input] | Sequence[Sequence[int]]"
+_ITEMS = "Iterable[Input | Sequence[int]]"
 _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
 
 EMBED = Verb(
     'embed', 'text_embedding', (
-        Parameter('inputs', _INPUTS,
+        Parameter('inputs', _MIXED,
               'a text of at most 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
               'lists, tuples or arrays of token ids of this model, which are used unchanged: without prompt, special '
               'tokens and truncation. The texts of control tokens (``"[SEP]"``, ``"<|im_end|>"``) are plain text, '
-              'unless ``parse_special`` is True.'),
+              'unless ``parse_special`` is True. With a model that embeds images, an input may also be a dict with '
+              '``"text"``, ``"image"`` (an image as for :func:`embed_image`) or both; each may be a list. Models such '
+              'as Qwen3-VL-Embedding embed both together, CLIP and SigLIP a text or an image.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedOptions, 'NDArray[Any]',
-    text=r"""Embeds a text, or a list of texts.
+    text=r"""Embeds a text or a list of texts, with some models also of images.
 
 The result is deterministic: the same text, model, options and mpool version give the same bytes on the same machine,
 whatever other texts are in the request and whatever else runs at the same time. ``compute="float32-fast"`` is the
@@ -259,7 +263,7 @@ Raises:
     UnknownModel, WrongCapability: the model does not exist or has another capability; the error suggests a model.
     OfflineError, DownloadError, IntegrityError: the model is not on this machine and could not be downloaded.
     Timeout: the time limit passed. The request is cancelled.
-    Overloaded: with ``fail_fast``, the model's queue is full.
+    Overloaded: with ``fail_fast``, the model's queue is full, or other requests hold the memory for now.
     MemoryExhausted, NumericError, ShuttingDown: see :mod:`mpool.errors`.
 
 Example:
@@ -274,12 +278,13 @@ Source:
     Names and conventions follow ``SentenceTransformer.encode``
     (https://sbert.net/docs/package_reference/sentence_transformer/model.html).
 """,
-    method=(Parameter('inputs', _INPUTS, ''), _TASK),)
+    method=(Parameter('inputs', _MIXED, ''), _TASK),)
 
 EMBED_ITER = Verb(
     'embed_iter', 'text_embedding', (
-        Parameter('texts', 'Iterable[str] | Iterable[Sequence[int]]',
-              'texts, or lists, tuples or arrays of token ids as for :func:`embed`, from any iterable, such as a '
+        Parameter('texts', _ITEMS,
+              'texts, with a model of texts and images such as Qwen3-VL-Embedding also dicts, or lists, '
+              'tuples or arrays of token ids as for :func:`embed`, from any iterable, such as a '
               'generator, an open text file or a column of a table. The first item decides: all are texts, or all are '
               'token ids. In :mod:`mpool.aio` also an asynchronous iterable.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
@@ -304,7 +309,7 @@ Example:
     >>> [batch.values.shape[1] for batch in mpool.embed_iter(["One.", "Two."], output="tokens", batch_size=1)]
     [384, 384]
 """,
-    method=(Parameter('texts', 'Iterable[str] | Iterable[Sequence[int]]', ''), _TASK),)
+    method=(Parameter('texts', _ITEMS, ''), _TASK),)
 
 EMBED_IMAGE = Verb(
     'embed_image', 'image_embedding', (
@@ -315,7 +320,8 @@ EMBED_IMAGE = Verb(
               'JPEG, WebP or GIF (the first frame) or BMP, at most 64 MiB and 67,108,864 pixels; each side '
               'has 1 to 32,768 pixels and is at most 200 times as long as the other.'),
         _model('model with the capability ``image_embedding``, specified as for :func:`embed`; None: '
-             'clip-vit-base-patch32. CLIP and SigLIP compare images with texts, DINOv2 compares images with images.'),
+             'clip-vit-base-patch32. CLIP, SigLIP and Qwen3-VL-Embedding compare images with texts, DINOv2 compares '
+             'images with images.'),
     ), _options.ImageOptions, 'NDArray[Any]',
     text=r"""Embeds an image, or a list of images.
 
@@ -424,10 +430,11 @@ Example:
 
 RERANK = Verb(
     'rerank', 'text_embedding', (
-        Parameter('query', 'str',
-              'a text of 1 to 1,000,000 characters.'),
-        Parameter('documents', 'Sequence[str]',
-              'a list, tuple, array or pandas Series of texts of at most 1,000,000 characters.'),
+        Parameter('query', 'Input',
+              'a text of 1 to 1,000,000 characters; with a reranker that reads images, such as Qwen3-VL-Reranker, also '
+              'a dict with ``"text"``, ``"image"`` or both, as for :func:`embed`.'),
+        Parameter('documents', 'Sequence[Input]',
+              'a list, tuple, array or pandas Series of texts of at most 1,000,000 characters, or of such dicts.'),
         _model('a cross-encoder: a catalogue key such as ``"bge-reranker-v2-m3"``; the folder or reference of a '
              'sequence classifier with one label (BERT, DistilBERT, ELECTRA, ALBERT, RoBERTa, XLM-RoBERTa, MPNet, '
              'DeBERTa v2 and v3, ModernBERT, GTE, JinaBERT, EuroBERT), or of a language model that its folder declares '

@@ -28,6 +28,7 @@ from . import (
     sentence_folder,
     static_folder,
     task_adapters,
+    vision_embedding,
     vision_folder,
 )
 from .hf_parts import (
@@ -86,8 +87,10 @@ def _describe(folder: Folder, key: str, ref: str, reads_images: bool = True) -> 
     config = encoder.fields(CONFIG_NAME)
     if config.get("model_type") in image_folder.MODEL_TYPES:
         return image_folder.describe_images(folder, config, key=key, ref=ref)
-    if vision_folder.sees(folder, config, reads_images):
-        return vision_folder.describe_vision(folder, config, key=key, ref=ref)
+    if vision_folder.sees(encoder, config, reads_images):
+        embeds = folder.has(layout.MODULES_NAME)
+        found = vision_folder.describe_vision(encoder, config, key=key, ref=ref, embeds=embeds)
+        return vision_embedding.embedder(found, folder, encoder, module_folders) if embeds else found
     scheme = hf_quantised.read_scheme(config)
     plain = config if scheme is None else Fields(
         {name: value for name, value in config.values.items() if name != "quantization_config"}, file=config.file)

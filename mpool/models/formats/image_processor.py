@@ -312,7 +312,7 @@ def read_fitting(folder: Folder, pixels_from_0: bool) -> FittingProcessor:
     config = config_of(folder, "Gemma4ImageProcessor", "Gemma4UnifiedImageProcessor")
     check_keys(config, (READ - {"size", "crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints", "do_resize"})
                | {"patch_size", "pooling_kernel_size", "max_soft_tokens"},
-               {**NEUTRAL, "size": (None,), "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,),
+               {**NEUTRAL, "size": None, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,),
                 "do_resize": (True,)})
     rows = config.int("max_soft_tokens", 280)
     if rows not in GEMMA4_ROWS:

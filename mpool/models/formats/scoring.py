@@ -279,25 +279,28 @@ def read_decoder(modules: list[Folder], config: Fields, tensors: list[TensorEntr
         FormatError: a tensor is missing, or a value is malformed.
         Unsupported: an option that mpool does not support.
     """
-    module_config = modules[1].fields("config.json")
-    module_config.only({"true_token_id", "false_token_id", "module_input_name"})
-    input_name = module_config.str("module_input_name", "causal_logits")
-    if input_name != "causal_logits":
-        raise Unsupported(f"{module_config.file}: module_input_name is {shorten(input_name)}; mpool supports "
-                          "causal_logits")
     tied = config.bool("tie_word_embeddings", "lm_head.weight" not in stored)
     table = stored.get("lm_head.weight")
     if tied:
         table = next(entry for entry in tensors if entry.name == "token_embd.weight")
     if table is None:
         raise missing(["lm_head.weight"], file=config.file)
-    rows = table.shape[0]
-    found = [_row_of(table, module_config.int("true_token_id", low=0, high=rows - 1), "dense.0.weight")]
-    other = module_config.int("false_token_id", None, low=0, high=rows - 1)
-    if other is not None:
-        found.append(_row_of(table, other, "dense.0.minus"))
+    names = ("dense.0.weight", "dense.0.minus")
+    found = [_row_of(table, token, name) for token, name in zip(read_score_tokens(modules[1], table.shape[0]), names)]
     _set_score_layer(kv)
     return found, _adds_generation_prompt(modules[0])
+
+
+def read_score_tokens(folder: Folder, vocab: int) -> tuple[int, ...]:
+    """Read the folder of a LogitScore module: the token whose logit is the score, and optionally one whose logit is
+    subtracted. ``vocab``: size of the vocabulary."""
+    config = folder.fields("config.json")
+    config.only({"true_token_id", "false_token_id", "module_input_name"})
+    input_name = config.str("module_input_name", "causal_logits")
+    if input_name != "causal_logits":
+        raise Unsupported(f"{config.file}: module_input_name is {shorten(input_name)}; mpool supports causal_logits")
+    other = config.int("false_token_id", None, low=0, high=vocab - 1)
+    return config.int("true_token_id", low=0, high=vocab - 1), *(() if other is None else (other,))
 
 
 def _adds_generation_prompt(folder: Folder) -> bool:

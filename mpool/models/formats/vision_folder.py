@@ -38,7 +38,16 @@ from . import (
 )
 from .chat_templates import template
 from .image_networks import NetworkSpec
-from .vision_model import MAX_PATCHES, MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token, text_of, used_layers
+from .vision_model import (
+    MAX_PATCHES,
+    MAX_TILES,
+    PROJECTOR_ACTS,
+    VisionModel,
+    add_ends,
+    image_token,
+    text_of,
+    used_layers,
+)
 
 #: Patterns of tensor names -> (part of the model, name within the part). Versions of transformers differ in the names.
 _NAMES = (
@@ -330,9 +339,7 @@ def read_gemma(config: Fields) -> VisionModel:
     values = {**GEMMA_TEXT, **{name: value for name, value in own.values.items() if value is not None},
               "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
               "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
-    for name in ("eos_token_id", "bos_token_id"):
-        if own.get(name) is None and config.get(name) is not None:
-            values[name] = config.get(name)
+    add_ends(values, config)
     text = Fields(values, file=config.file, at=own.at)
     width = text.int("hidden_size", low=1, high=MAX_WIDTH)
     check_neutral(config, {"text_config", "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index",
@@ -377,9 +384,7 @@ def read_gemma4(config: Fields) -> VisionModel:
     encoder, merge = image_networks.read_gemma4(vision, unified)
     values = {**own.values, "model_type": f"{kind}_text", "architectures": ["Gemma4ForCausalLM"],
               "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
-    for name in ("eos_token_id", "bos_token_id"):
-        if own.get(name) is None and config.get(name) is not None:
-            values[name] = config.get(name)
+    add_ends(values, config)
     text = Fields(values, file=config.file, at=own.at)
     width = text.int("hidden_size", 2304, low=1, high=MAX_WIDTH)
     check_neutral(config, {"text_config", "vision_config", "audio_config", "tie_word_embeddings", "eos_token_id",
@@ -428,8 +433,8 @@ CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNex
            "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
            "qwen3_5": ("Qwen3_5ForConditionalGeneration",), "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",)}
-#: Values of ``model_type`` whose folders are read as language models if they have no image processor, or if their
-#: weights are quantised.
+#: Values of ``model_type`` whose folders are read as language models if they have no image processor, if
+#: ``vision_config`` is null, or if their weights are quantised.
 _OPTIONAL = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
 
 
@@ -439,7 +444,8 @@ def sees(folder: Folder, config: Fields, images: bool = True) -> bool:
     kind = config.get("model_type")
     processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
     return isinstance(kind, str) and kind in READERS and (
-        kind not in _OPTIONAL or images and processor and config.get("quantization_config") is None)
+        kind not in _OPTIONAL or images and processor and config.get("quantization_config") is None
+        and config.get("vision_config") is not None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -489,13 +495,14 @@ def _chat_template(folder: Folder, config: Fields) -> str | None:
     return hf_parts.chat_template(folder, config)
 
 
-def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> ModelDescription:
+def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str, embeds: bool = False) -> ModelDescription:
     """Describe a transformers folder of a vision model (:func:`sees`).
 
     Args:
         folder: the model folder.
         config: its ``config.json``.
         key, ref: key and reference of the model, stored in the result.
+        embeds: True if the model is used without its output layer, which the files may then leave out.
 
     Returns:
         A description with the capability ``vision``.
@@ -524,7 +531,8 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     size |= _expert_layout(parts["text"], size)
     if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
         config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
-    _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, hf_quantised.Quantised(parts["text"]))
+    tied = read.tied or embeds and not any(name.startswith("lm_head.") for name in parts["text"])
+    _, tensors = hf_parts.weights(folder, row, size, tied, paths, hf_quantised.Quantised(parts["text"]))
     tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)
     settings, processor = model.read_settings(folder)
     tokenizer_config = folder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)

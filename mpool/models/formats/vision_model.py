@@ -69,10 +69,15 @@ def text_of(config: Fields, defaults: Mapping[str, dict[str, Any]] = _TEXT_DEFAU
     values.pop("architectures", None)  # may name a class outside transformers, such as SmolVLM's VLlama3ForCausalLM
     values["tie_word_embeddings"] = config.bool("tie_word_embeddings", bool(tied)) \
         or tied is None and section.bool("tie_word_embeddings", False)
+    add_ends(values, config)
+    return Fields(values, file=config.file, at=section.at)
+
+
+def add_ends(values: dict[str, Any], config: Fields) -> None:
+    """Add the token ids that end and begin texts: those of the model's ``config.json``, if the decoder has none."""
     for name in ("eos_token_id", "bos_token_id"):
         if values.get(name) is None and config.get(name) is not None:
             values[name] = config.get(name)
-    return Fields(values, file=config.file, at=section.at)
 
 
 def used_layers(config: Fields, layers: int, default: int = -2) -> int:

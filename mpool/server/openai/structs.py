@@ -47,11 +47,28 @@ class ModelList(Struct):
 
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
-class TextObject(Fields, kw_only=True):
-    """A text in the form of Jina's API. Images are refused."""
+class ImageURL(Fields):
+    """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
+    ``detail`` is ignored."""
 
-    text: Text | None = None
+    url: str
+    detail: str | None = None
+
+
+class InputPart(Fields, kw_only=True):
+    """A text or an image, as a content part of OpenAI's API or as an object of Jina's. An image is base64, a data URL,
+    or an https URL if the server runs with ``--allow-image-urls``."""
+
+    type: Literal["text", "image_url", "image"] | None = None
+    text: str | None = None
     image: str | None = None
+    image_url: ImageURL | str | None = None
+
+
+class InputObject(InputPart, kw_only=True):
+    """An input: a text, an image or both (the image comes first), as in Jina's API, or ``content``: a list of parts."""
+
+    content: Annotated[list[InputPart], Meta(min_length=1, max_length=1000)] | None = None
 
 
 #: Type of the numbers of an embedding, as in Jina's API.
@@ -62,18 +79,21 @@ JinaTask = Literal["retrieval.query", "retrieval.passage", "text-matching", "cla
 
 
 class EmbeddingsRequest(Fields):
-    """Texts to embed. ``user`` is ignored. Token ids in ``input`` are refused unless ``allow_token_ids`` is true, the
-    server allows them, or the model's vocabulary is OpenAI's cl100k_base: ids of another vocabulary would silently give
-    wrong vectors. In LangChain's OpenAIEmbeddings, set ``check_embedding_ctx_length=False``.
+    """Texts, images or both together to embed: ``input``, or as in vLLM's API ``messages``, a conversation that is one
+    input: at most one message of the system (the instruction) and one of the user, and an empty one of the assistant.
+    ``user``, ``add_special_tokens``, ``add_generation_prompt`` and ``continue_final_message`` are ignored. Token
+    ids in ``input`` are refused unless ``allow_token_ids`` is true, the server allows them, or the model's
+    vocabulary is OpenAI's cl100k_base: ids of another vocabulary would silently give wrong vectors. In LangChain's
+    OpenAIEmbeddings, set ``check_embedding_ctx_length=False``.
 
-    Jina's API has texts as objects, ``embedding_type`` (``binary`` and ``ubinary``: signs, eight per byte),
+    Jina's API has texts and images as objects, ``embedding_type`` (``binary`` and ``ubinary``: signs, eight per byte),
     ``normalized``, ``truncate``, ``return_multivector`` (one vector per token) and further values of ``task``.
     ``late_chunking`` must be false."""
 
     model: Name
-    input: Text | TextObject | Annotated[
-        list[Text | Token | Annotated[list[Token], Meta(min_length=1)] | TextObject],
-        Meta(min_length=1, max_length=1_000_000)]
+    input: Text | InputObject | Annotated[
+        list[Text | Token | Annotated[list[Token], Meta(min_length=1)] | InputObject],
+        Meta(min_length=1, max_length=1_000_000)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     task: Literal["query", "document"] | JinaTask | None = None
@@ -84,13 +104,17 @@ class EmbeddingsRequest(Fields):
     truncate: bool | None = None
     return_multivector: bool = False
     late_chunking: bool | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=3)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class MultiVectorRequest(Fields, kw_only=True):
     """Texts whose tokens are embedded, as in Jina's API. ``user`` is ignored."""
 
     model: Name
-    input: Text | TextObject | Annotated[list[Text | TextObject], Meta(min_length=1, max_length=1_000_000)]
+    input: Text | InputObject | Annotated[list[Text | InputObject], Meta(min_length=1, max_length=1_000_000)]
     input_type: Literal["query", "document"] = "document"
     embedding_type: EmbeddingType | Annotated[list[EmbeddingType], Meta(min_length=1, max_length=1)] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
@@ -139,19 +163,19 @@ class MultiVectorResponse(Struct):
     object: str = "list"
 
 
-class Document(Fields):
-    """A document to rank."""
+class Document(Struct):
+    """The text of a ranked document; empty for an image."""
 
-    text: Text
+    text: str
 
 
 class RerankRequest(Fields):
-    """Documents to rank by relevance to a query. ``prompt`` (an extension) says what makes a document relevant, for
-    rerankers that are language models."""
+    """Documents to rank by relevance to a query, which may have images if the model reads images. ``prompt`` (an
+    extension) says what makes a document relevant, for rerankers that are language models."""
 
     model: Name
-    query: Text
-    documents: Annotated[list[Text | Document], Meta(min_length=1, max_length=10_000)]
+    query: Text | InputObject
+    documents: Annotated[list[Text | InputObject], Meta(min_length=1, max_length=10_000)]
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool = False
     prompt: str | None = None
@@ -290,14 +314,6 @@ class RefusalPart(Part, tag="refusal", kw_only=True):
     """A refusal of the assistant. It counts as text."""
 
     refusal: str
-
-
-class ImageURL(Fields):
-    """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
-    ``detail`` is ignored."""
-
-    url: str
-    detail: str | None = None
 
 
 class ImagePart(Part, tag="image_url", kw_only=True):

@@ -13,21 +13,25 @@ from ...tasks.vectors import quantize
 from ...tasks.verbs import EMBED, RERANK
 from ..computing import token_vectors
 from ..errors import Refusal
+from ..image_urls import with_images
 from ..models import embedding_of, is_missing
 from ..operations import Context, Operation, json_response, large_response
+from .chat import message_of
 from .structs import (
     Document,
     Embedding,
     EmbeddingsRequest,
     EmbeddingsResponse,
+    InputObject,
+    InputPart,
     InputUsage,
+    Message,
     MultiVector,
     MultiVectorRequest,
     MultiVectorResponse,
     RankedResult,
     RerankRequest,
     RerankResponse,
-    TextObject,
 )
 
 if TYPE_CHECKING:
@@ -45,24 +49,33 @@ def _own_adapters(model: Model) -> tuple[str, ...]:
 
 
 async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
-    """Embed texts or token ids."""
+    """Embed texts, images or token ids."""
     served = await context.model(body.model)
+    if (body.input is None) == (body.messages is None):
+        raise Refusal("invalid_value", "One of `input` and `messages` is required.",
+                      "input" if body.input is None else "messages")
     if body.late_chunking:
         raise Refusal("unsupported_parameter", "`late_chunking` must be false: every text is embedded on its own.",
                       "late_chunking")
     kind = body.encoding_format if body.embedding_type is None else _only(body.embedding_type)
-    inputs = texts_or_ids(context, plain_texts(body.input))
+    prompt = {}
+    if body.messages is not None:
+        turn, instruction = conversation(context, body.messages)
+        prompt = {} if instruction is None else {"prompt": instruction}
+        inputs: Any = await with_image_files(context, [turn])
+    else:
+        inputs = texts_or_ids(context, await with_objects(context, body.input, "input"))
     task = _TASKS.get(body.task or "", body.task)
     named = {"task": task}
     if task not in (None, "query", "document"):
         own = () if is_missing(served) else await native_calls.REQUESTS.arun(_own_adapters, served.model)
         named = {"adapter" if task in own else "prompt_name": task}
-    given = {"inputs": inputs, **served.target, **named, "truncate": body.truncate is not False}
+    given = {"inputs": inputs, **served.target, **named, **prompt, "truncate": body.truncate is not False}
     if body.return_multivector:
         for name, value in (("dimensions", body.dimensions), ("normalized", body.normalized)):
             if value is not None:
                 raise Refusal("unsupported_parameter", f"`{name}` must be absent with `return_multivector`.", name)
-        if isinstance(inputs, list) and isinstance(inputs[0], list):
+        if isinstance(inputs, dict) or isinstance(inputs, list) and not all(isinstance(one, str) for one in inputs):
             raise Refusal("unsupported_parameter", "`input` must be texts with `return_multivector`.", "input")
         return await _multi_vectors(context, body.model, given, kind)
     precision = kind if kind in ("binary", "ubinary") else "float32"
@@ -114,20 +127,89 @@ def plain_texts(given: Any) -> Any:
         Refusal: An object has no text.
     """
     def text_of(one: Any) -> Any:
-        if not isinstance(one, TextObject):
+        if not isinstance(one, InputObject):
             return one
-        if one.image is not None:
+        if one.text is None or any(value is not None for value in (one.image, one.image_url, one.content)):
             raise Refusal("unsupported_parameter", "`input` must be texts: objects with `text` alone.", "input")
-        if one.text is None:
-            raise Refusal("invalid_value", "`input` must be texts: objects with `text` alone.", "input")
         return one.text
 
     return [text_of(one) for one in given] if isinstance(given, list) else text_of(given)
 
 
-def texts_or_ids(context: Context, given: str | list[Any], name: str = "input",
-                 most: int | None = None) -> str | list[Any]:
-    """Check a field that is a text, a list of texts, a list of token ids, or a list of such lists.
+def _parts_of(context: Context, given: InputPart, where: str) -> list[dict[str, Any]]:
+    """Return the parts of an object, as in a message of the library: the image, then the text."""
+    found: list[dict[str, Any]] = []
+    url = given.image_url if isinstance(given.image_url, str) or given.image_url is None else given.image_url.url
+    for name, image in (("image", given.image), ("image_url", url)):
+        if image is not None:
+            found.append({"type": "image", "image": context.image(image, f"{where}.{name}")})
+    if given.text is not None:
+        found.append({"type": "text", "text": context.check_text(given.text, f"{where}.text")})
+    content = given.content if isinstance(given, InputObject) else None
+    for at, part in enumerate(content or ()):
+        found += _parts_of(context, part, f"{where}.content[{at}]")
+    if not found:
+        raise Refusal("invalid_value", f"`{where}` must have a text, an image or both.", where)
+    if isinstance(given, InputObject) and all(part.get("text") == "" for part in found):
+        raise Refusal("invalid_value", f"`{where}.text` must have at least 1 character without an image.",
+                      f"{where}.text")
+    return found
+
+
+def conversation(context: Context, messages: list[Message]) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the parts of the input that a conversation is, and its instruction or None.
+
+    Raises:
+        Refusal: The conversation has other messages than one of the user, at most one of the system before it, and at
+            most an empty one of the assistant after it.
+    """
+    turns = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)]
+    for turn in turns:
+        if isinstance(turn["content"], str):
+            turn["content"] = [{"type": "text", "text": turn["content"]}]
+    prompt = None
+    if turns[0]["role"] in ("system", "developer"):
+        parts = turns.pop(0)["content"] or ()
+        if any(part["type"] != "text" for part in parts):
+            raise Refusal("invalid_value", "`messages[0]` must have texts only.", "messages[0]")
+        prompt = "".join(part["text"] for part in parts)
+    if turns and turns[-1]["role"] == "assistant" and not any(part.get("text") for part in turns[-1]["content"] or ()):
+        turns.pop()
+    if len(turns) != 1 or turns[0]["role"] != "user" or not turns[0]["content"]:
+        raise Refusal("invalid_value", "`messages` must be one message of the user, with at most one of the system "
+                                       "before it and an empty one of the assistant after it.", "messages")
+    return turns[0]["content"], prompt
+
+
+async def with_image_files(context: Context, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Fetch images at URLs. Returns the inputs of the library for lists of parts."""
+    found = []
+    for message in await with_images(context, [{"content": parts} for parts in inputs]):
+        one: dict[str, Any] = {}
+        for part in message["content"]:
+            one.setdefault(part["type"], []).append(part[part["type"]])
+        found.append(one)
+    return found
+
+
+async def with_objects(context: Context, given: Any, name: str) -> Any:
+    """Replace objects of texts and images by the inputs of the library: texts, or dicts with images."""
+    several = isinstance(given, list)
+    places = {at: one for at, one in enumerate(given if several else [given]) if isinstance(one, InputObject)}
+    if not places:
+        return given
+    if several:
+        context.check_inputs(given, name, context.state.max_inputs)
+    parts = {at: _parts_of(context, one, f"{name}[{at}]" if several else name) for at, one in places.items()}
+    made = await with_image_files(context, list(parts.values()))
+    found: dict[int, Any] = {at: "".join(one["text"]) if set(one) == {"text"} else one
+                             for at, one in zip(parts, made)}
+    return [found.get(at, one) for at, one in enumerate(given)] if several else found[0]
+
+
+def texts_or_ids(context: Context, given: Any, name: str = "input", most: int | None = None) -> Any:
+    """Check a field that is a text, a list of texts, a list of token ids, or a list of such lists. An input with images
+    counts as a text.
 
     Args:
         context: Context of the request.
@@ -141,11 +223,13 @@ def texts_or_ids(context: Context, given: str | list[Any], name: str = "input",
     Raises:
         Refusal: The value contains texts and token ids, there are too many, or a text is too long.
     """
+    if isinstance(given, dict):
+        return given
     if isinstance(given, str):
         return context.check_text(given, name)
     if given and not isinstance(given[0], int):
         context.check_inputs(given, name, context.state.max_inputs if most is None else most)
-    kinds = {type(part) for part in given}
+    kinds = {str if isinstance(part, dict) else type(part) for part in given}
     if len(kinds) > 1:
         raise Refusal("invalid_value", f"`{name}` must be texts or token ids, got a list with both.", name)
     if kinds == {int}:
@@ -171,11 +255,13 @@ def encoded_one(values: NDArray[Any], encoding: str) -> Any:
 async def rerank(context: Context, body: RerankRequest) -> Response:
     """Rank documents by relevance to a query."""
     served = await context.model(body.model)
-    texts = [part.text if isinstance(part, Document) else part for part in body.documents]
-    context.check_inputs(texts, "documents", context.state.max_inputs)
-    context.check_text(body.query, "query")
+    context.check_inputs(body.documents, "documents", context.state.max_inputs)
+    documents = await with_objects(context, body.documents, "documents")
+    query = await with_objects(context, body.query, "query")
+    if isinstance(query, str):
+        context.check_text(query, "query")
     ranking, tokens = await counted(RERANK, context.state.pool, {
-        "query": body.query, "documents": texts, **served.target, "top_k": body.top_n,
+        "query": query, "documents": documents, **served.target, "top_k": body.top_n,
         **({} if body.prompt is None else {"prompt": context.check_text(body.prompt, "prompt")})})
     results = [RankedResult(found.index, found.score, Document(found.text) if body.return_documents else None)
                for found in ranking.results]
@@ -184,7 +270,7 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
 
 OPERATIONS = (
     Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, (EmbeddingsResponse, MultiVectorResponse),
-              "Embed texts or token ids", name="embeddings",
+              "Embed texts, images or token ids", name="embeddings",
               names={"inputs": "input", "input": "input", "prompt_name": "task", "dimensions": "dimensions"}),
     Operation("POST", "/v1/multi-vector", multi_vector, MultiVectorRequest, MultiVectorResponse,
               "Embed the tokens of texts", name="multi_vector", names={"input": "input"}),

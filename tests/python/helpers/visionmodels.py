@@ -220,7 +220,8 @@ def randomised(family: str, layers: int = 2, encoder_layers: int = 3, seed: int 
         if name.endswith(("std_bias", "std_scale")):
             buffer.data = 1 + 0.3 * noise
         elif name.endswith(("_min", "_max")):  # bounds that some values exceed
-            buffer.data = (0.6 + 0.2 * noise.abs()) * (-1 if name.endswith("_min") else 1)
+            least = 0.2 if "o_proj." in name or "down_proj." in name else 0.6
+            buffer.data = (1 + 0.3 * noise.abs()) * (-least if name.endswith("_min") else least)
     return model
 
 
@@ -267,6 +268,33 @@ def save(model: Any, family: str, folder: Path) -> Path:
     mark = {"gemma3": "<start_of_image>", **dict.fromkeys(QWEN, "w20 <image> w21")}.get(family, "<image>")
     template = TEMPLATE.replace("<image>", mark)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+def make_embedder(folder: Path, scores: bool = False, **kwargs: Any) -> Path:
+    """Make a saved model an embedding model, or a reranker, of sentence-transformers, with a prompt for queries.
+    ``kwargs``: further keys of ``processing_kwargs``."""
+    package, pooling = "sentence_transformers", "sentence_transformer.modules.pooling.Pooling"
+    kinds = ["base.modules.transformer.Transformer", *(
+        ["cross_encoder.modules.logit_score.LogitScore"] if scores else [pooling, "base.modules.normalize.Normalize"])]
+    output = {"method": "forward", "method_output_name": "logits" if scores else "last_hidden_state"}
+    files: dict[str, Any] = {
+        "modules.json": [{"idx": at, "name": str(at), "path": f"{at}_module" if at else "", "type": f"{package}.{kind}"}
+                         for at, kind in enumerate(kinds)],
+        "config_sentence_transformers.json": {
+            "model_type": "CrossEncoder" if scores else "SentenceTransformer", "prompts": {"query": "w30 w31"}},
+        "sentence_bert_config.json": {
+            "transformer_task": "any-to-any" if scores else "feature-extraction",
+            "modality_config": {"text": output, "image": output, "message": {**output, "format": "structured"}},
+            "module_output_name": "causal_logits" if scores else "token_embeddings", "max_seq_length": 300,
+            "processing_kwargs": {"chat_template": {"add_generation_prompt": True}, **kwargs}},
+        "1_module/config.json": {"true_token_id": 50, "false_token_id": 60} if scores else
+        {"embedding_dimension": 64, "pooling_mode": "lasttoken", "include_prompt": True}}
+    tokenizer = folder / "tokenizer.json"  # truncation needs two different texts of one token
+    tokenizer.write_text(tokenizer.read_text().replace('"w13"', '"0"').replace('"w14"', '"a"'))
+    (folder / "1_module").mkdir()
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value))
     return folder
 
 

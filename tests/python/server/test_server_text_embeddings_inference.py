@@ -407,8 +407,8 @@ def test_tasks_of_jina(several: Any) -> None:
 
 @pytest.mark.parametrize(("path", "body", "word"), [
     ("/v1/embeddings", {"late_chunking": True}, "late_chunking"),
-    ("/v1/embeddings", {"input": [{"image": "https://x"}]}, "`input` must be texts"),
-    ("/v1/embeddings", {"input": [{}]}, "`input` must be texts"),
+    ("/v1/embeddings", {"input": [{"image": "https://x"}]}, "`input[0].image`"),
+    ("/v1/embeddings", {"input": [{}]}, "`input[0]`"),
     ("/v1/embeddings", {"input": [{"text": ""}]}, "input[0].text"),
     ("/v1/embeddings", {"input": [{"text": "a"}, [5]]}, "both"),
     ("/v1/embeddings", {"embedding_type": ["float", "binary"]}, "embedding_type"),

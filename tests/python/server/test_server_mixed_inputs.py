@@ -1,0 +1,127 @@
+"""Texts and images in ``/v1/embeddings`` and ``/v1/rerank`` in the shapes of several APIs, against the library."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import imagemodels
+import visionmodels
+from servers import ask, serving
+from visionmodels import image
+
+PHOTO = image(1, 50, 70)
+
+
+def png(pixels: np.ndarray) -> str:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+RAW = png(PHOTO)
+URL = f"data:image/png;base64,{RAW}"
+PART = {"type": "image_url", "image_url": {"url": URL}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    model = visionmodels.randomised("qwen3_vl")
+    folders = {}
+    for name, scores in (("embedder", False), ("reranker", True)):
+        folders[name] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp(name))
+        visionmodels.make_embedder(folders[name], scores)
+    for name in ("clip", "dinov2"):
+        folders[name] = imagemodels.save(imagemodels.randomised(name, 2), name, tmp_path_factory.mktemp(name))
+    with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
+        yield made
+
+
+def rows(server: Any, body: dict[str, Any]) -> np.ndarray:
+    status, found = ask(server, "/v1/embeddings", {"model": "embedder", **body})
+    assert status == 200, found
+    assert [one["index"] for one in found["data"]] == list(range(len(found["data"])))
+    return np.array([one["embedding"] for one in found["data"]], np.float32)
+
+
+def test_shapes_of_embeddings(server: Any) -> None:
+    pool = server.state.pool
+    wanted = pool.embed([{"image": PHOTO}, "w40", {"image": PHOTO, "text": "w41"}], "embedder")
+    jina = [{"image": RAW}, {"text": "w40"}, {"text": "w41", "image": URL}]
+    parts = [PART, {"type": "text", "text": "w40"}, {"content": [PART, {"type": "text", "text": "w41"}]}]
+    for inputs in (jina, parts):
+        assert np.array_equal(rows(server, {"input": inputs}), wanted)
+        assert np.array_equal(rows(server, {"input": inputs[2]}), wanted[2:])
+    asked = pool.embed({"image": PHOTO, "text": "w41"}, "embedder", prompt="w50 w51")
+    turns = [{"role": "system", "content": "w50 w51"},
+             {"role": "user", "content": [PART, {"type": "text", "text": "w41"}]}]
+    empty = {"role": "assistant", "content": [{"type": "text", "text": ""}]}
+    for messages in (turns, [*turns, empty]):
+        body = {"messages": messages, "continue_final_message": len(messages) == 3, "add_special_tokens": True}
+        assert np.array_equal(rows(server, body)[0], asked)
+    assert np.array_equal(rows(server, {"messages": turns[1:]}), wanted[2:])
+    found = ask(server, "/v1/embeddings", {"model": "embedder", "input": jina[2]})[1]
+    assert found["usage"]["prompt_tokens"] > 20
+
+
+@pytest.mark.parametrize("model", ["clip", "dinov2"])
+def test_models_with_an_encoder_of_images(server: Any, model: str) -> None:
+    pool = server.state.pool
+    seen = pool.embed_image(PHOTO, model)
+    assert np.array_equal(rows(server, {"model": model, "input": [{"image": URL}]})[0], seen)
+    if model == "clip":
+        both = rows(server, {"model": model, "input": ["w5 w6", {"image": URL}, {"text": "w7"}]})
+        assert np.array_equal(both, [pool.embed("w5 w6", model), seen, pool.embed("w7", model)])
+        status, found = ask(server, "/v1/embeddings", {"model": model, "input": {"image": URL, "text": "w5"}})
+        assert status == 400 and found["error"]["param"] == "input"
+
+
+def test_shapes_of_rankings(server: Any) -> None:
+    pool = server.state.pool
+    wanted = pool.rerank({"image": PHOTO}, ["w40", {"image": PHOTO}, {"image": PHOTO, "text": "w41"}], "reranker")
+    documents = ["w40", {"image": RAW}, {"content": [PART, {"type": "text", "text": "w41"}]}]
+    for query in ({"image": URL}, {"content": [PART]}):
+        status, found = ask(server, "/v1/rerank", {"model": "reranker", "query": query, "documents": documents,
+                                                   "return_documents": True})
+        assert status == 200, found
+        assert [(one["index"], one["document"]["text"]) for one in found["results"]] == \
+            [(one.index, one.text) for one in wanted]
+        assert [one["relevance_score"] for one in found["results"]] == [one.score for one in wanted]
+
+
+@pytest.mark.parametrize("path, body, param", [
+    ("embeddings", {"input": [{"image": "no image"}]}, "input[0].image"),
+    ("embeddings", {"input": ["w40", {"image_url": {"url": "/etc/passwd"}}]}, "input[1].image_url"),
+    ("embeddings", {"input": {"image": "https://example.com/a.png"}}, "input.image"),
+    ("embeddings", {"input": [{"image": base64.b64encode(b"GIF89a" + bytes(60)).decode()}]}, "input[0].image"),
+    ("embeddings", {"input": [{}]}, "input[0]"),
+    ("embeddings", {"input": [[5, 6], {"text": "w40", "image": URL}]}, "input"),
+    ("embeddings", {}, "input"),
+    ("embeddings", {"input": "w40", "messages": [{"role": "user", "content": "w40"}]}, "messages"),
+    ("embeddings", {"messages": [{"role": "user", "content": "w40"}] * 2}, "messages"),
+    ("embeddings", {"messages": [{"role": "system", "content": [PART]}, {"role": "user", "content": "w40"}]},
+     "messages[0]"),
+    ("embeddings", {"input": [{"image": URL}], "return_multivector": True}, "input"),
+    ("multi-vector", {"input": [{"image": URL}]}, "input"),
+    ("rerank", {"query": {"image": "no image"}, "documents": ["w40"]}, "query.image"),
+    ("rerank", {"query": "w40", "documents": [{"image_url": URL, "text": "w41"}, {"content": [{}]}]},
+     "documents[1].content[0]")])
+def test_bad_inputs_are_refused(server: Any, path: str, body: dict[str, Any], param: str) -> None:
+    model = "reranker" if path == "rerank" else "embedder"
+    status, found = ask(server, f"/v1/{path}", {"model": model, **body})
+    assert (status, found["error"]["param"]) == (400, param), found
+
+
+def test_models_without_images_refuse_them(server: Any) -> None:
+    status, found = ask(server, "/v1/embeddings", {"model": "reranker", "input": [{"image": URL}]})
+    assert status == 400 and found["error"]["param"] == "model"
+    status, _ = ask(server, "/v1/chat/completions", {"model": "embedder", "messages": [
+        {"role": "user", "content": "w40"}]})
+    assert status == 400
