@@ -440,7 +440,8 @@ class Registry:
             service_class: 0 interactive, 1 bulk.
             tenant: number of the tenant (:func:`tenant_number`); 0: no tenant. Requests of a tenant get one fair share
                 together, and share cached results with no other tenant.
-            fail_fast: raise Overloaded at once if the queue is full.
+            fail_fast: raise Overloaded at once if the queue is full, or if loads, evictions and other requests hold the
+                memory that the request needs.
             uncounted: leave a request that raises Overloaded out of the metrics, because the caller retries it.
             policy: scheduling policy; ``"default"``: the model's.
             revision: as for :meth:`add`: SendError if the key has a model of another revision; 0: any.

@@ -63,7 +63,8 @@ class PoolConfig:
             with RecvError, and a new worker replaces it when requests need one.
         shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit wait for running requests.
         request_timeout: seconds without a result or progress after which a request fails with Timeout; None: no limit.
-            A coroutine's wait for room in a full queue does not count.
+            A coroutine's wait for room in a full queue does not count. Its wait for memory does, from the last time
+            that a request of its event loop for the model found memory.
             Time in which the process was stopped or suspended does not count.
             A request that makes progress may take any time; set its ``timeout`` for a deadline.
         keep_alive: how long idle workers, and finally their model, stay loaded: seconds, or as Ollama writes it, "5m",
@@ -116,7 +117,8 @@ class PoolConfig:
             initial use u of a worker in a thread: 4 u; for vision models u + 192 MiB; for image generation
             1.25 u + 64 MiB. These bytes must be free in ``memory_bytes`` when the process starts; afterwards only the
             bytes that it uses count.
-        fail_fast: requests raise Overloaded if the queue is full, instead of waiting. A request can override it.
+        fail_fast: requests raise Overloaded if the queue is full, or if other requests hold the memory that they need,
+            instead of waiting. A request can override it.
         max_embed_inputs: maximum number of inputs per request, of pairs of a text and a label, and of windows of long
             texts; None: no limit in this process, and 10,000 for requests to the server. :func:`mpool.embed_iter` has
             no limit.

@@ -286,7 +286,8 @@ class ShuttingDown(PoolError, RuntimeError):
 
 
 class MemoryExhausted(PoolError, MemoryError):
-    """There is not enough memory; the message states the required and the free bytes, or the limit."""
+    """There is not enough memory, and waiting would not help; the message states the required bytes and the free bytes
+    or the limit."""
 
     code, name = 56, "MEMORY_EXHAUSTED"
 
@@ -310,10 +311,12 @@ class CircuitOpen(PoolError, RuntimeError):
 
 
 class Overloaded(PoolError, RuntimeError):
-    """The queue of the model is full, and the request does not wait (``fail_fast``, or :func:`mpool.submit`); or all
-    threads for a kind of native call are stuck."""
+    """The queue of the model is full, or running requests, loads or evictions hold the memory that the request needs,
+    and the request does not wait (``fail_fast``, or :func:`mpool.submit`); or all threads for a kind of native call are
+    stuck."""
 
     code, name = 60, "OVERLOADED"
+    _of_memory: bool = False  # memory was short, not the queue full
 
 
 class Cancelled(PoolError, RuntimeError):

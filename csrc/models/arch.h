@@ -58,6 +58,8 @@ typedef enum mp_vit_flag {          /* vision transformers */
     MP_VIT_NORMED_HEADS = 1 << 10,  /* axial networks: queries, keys, values and the outputs of sublayers are normed;
                                      * products of queries and keys are not scaled; the first half of a head rotates by
                                      * column, the second by line */
+    MP_VIT_LINEAR_SIZE = 1 << 11,   /* the interpolation is linear, not cubic; only with MP_VIT_SMOOTH_SIZE */
+    MP_VIT_STAGGERED = 1 << 12,     /* axial networks: the frequencies of columns lie between those of lines */
 } mp_vit_flag;
 
 typedef enum mp_diffusion_flag {

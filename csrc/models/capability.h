@@ -243,7 +243,7 @@ typedef struct mp_image_run {
 } mp_image_run;
 
 /* A tile is a part of an image that passes through the network alone. A run is a range of placeholder tokens in the
- * prompt that stand for rows of consecutive tiles. */
+ * prompt that stand for rows of consecutive tiles; several runs may show rows of the same tiles. */
 typedef struct mp_text_image_args {
     int32_t n_tiles, n_runs;  /* at most MP_TEXT_MAX_TILES */
     int64_t n_sources;        /* rows of all runs; 0: each run takes the rows of its tiles in order */
@@ -251,7 +251,7 @@ typedef struct mp_text_image_args {
     const int32_t *sizes;     /* [n_tiles, 2] height, width in pixels */
     const uint8_t *tile_keys; /* [n_tiles, MP_IMAGE_KEY] hashes of size and pixels */
     const uint8_t *run_keys;  /* [n_runs, MP_IMAGE_KEY] hashes of each run's tiles and sources */
-    const int32_t *spans;     /* [n_runs, 3] start, rows, tiles, in prompt order */
+    const int32_t *spans;     /* [n_runs, 3] start, rows, tiles, in prompt order; 0 tiles: those of the run before */
     const int32_t *sources;   /* [n_sources] index among the rows of the image's tiles; -1 = the newline */
     const uint8_t *pixels;    /* [n_bytes]: [height, width, 3] bytes of each tile */
 } mp_text_image_args;

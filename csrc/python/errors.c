@@ -102,6 +102,9 @@ PyObject *mp_raise(mp_state *state, const mp_error *error, const char *key) {
         strcmp(error->field, MP_FIELD_OUTDATED) == 0 &&
         PyObject_SetAttrString(exception, "_outdated", Py_True) != 0)
         Py_CLEAR(exception);
+    if (exception && error->code == MP_OVERLOADED && strcmp(error->field, MP_FIELD_MEMORY) == 0 &&
+        PyObject_SetAttrString(exception, "_of_memory", Py_True) != 0)
+        Py_CLEAR(exception);
     if (exception)
         PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
     Py_XDECREF(exception);

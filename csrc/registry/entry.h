@@ -342,8 +342,9 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
 typedef struct mp_eviction {
     uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
     uint64_t coming;  /* bytes that a running eviction will free */
-    uint64_t busy;    /* bytes of requests, and of a model in use that may be evicted once they have ended */
-    uint64_t blocked; /* bytes of a model in use whose requests all wait for memory */
+    /* bytes of requests and of the workers that serve them; and of the model, if it may be evicted once they ended */
+    uint64_t busy;
+    uint64_t blocked; /* as `busy`, of a model whose requests all wait for memory */
     uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
     uint64_t idle_ns, load_ns;
 } mp_eviction;

@@ -113,15 +113,16 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     bool asks = entry->queue.count || mp_entry_running(entry);
     bool used = !soon && !entry->pinned && !entry->held && asks &&
                 (mp_entry_serves(entry) || (entry->faults.health != MP_HEALTH_BROKEN && !is_loading(entry)));
-    bool blocked = used && is_blocked(entry), serves = mp_entry_serves(entry) && !is_blocked(entry);
+    bool blocked = asks && is_blocked(entry), serves = mp_entry_serves(entry);
     uint64_t charged = atomic_load_explicit(&entry->charged, memory_order_relaxed);
     bool ends = asks && (is_ending(entry) || (!entry->queue.count && mp_entry_all_leave(entry)));
     value->coming = leaving + (entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0);
     /* `held_bytes` lacks what engines have taken in the running steps */
     uint64_t taken = entry->abandoned ? 0 : atomic_load_explicit(&entry->account.used, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
-    if (resident)
-        bytes += resident->model->ops->bytes(resident->model);
+    uint64_t model = resident ? resident->model->ops->bytes(resident->model) : 0;
+    bytes += model;
+    taken = bytes > taken ? bytes : taken;
     /* a model that is still loading has no memory to free yet */
     bool comes = resident && (going || (soon && !idle));
     if (comes)
@@ -129,9 +130,9 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     else if (idle)
         value->bytes = bytes + 1;
     else if (resident && (used || ends))
-        *(blocked && !ends ? &value->blocked : &value->busy) = (bytes > taken ? bytes : taken) + charged;
-    else if (resident && serves && asks)
-        value->busy = charged; /* the model stays, its requests end */
+        *(blocked && !ends ? &value->blocked : &value->busy) = taken + charged;
+    else if (resident && serves && asks) /* the model stays, its requests end, and then its workers can be trimmed */
+        *(blocked ? &value->blocked : &value->busy) = taken - model - caches - trimming + charged;
     if (resident && !comes) {
         value->idle_ns = mp_sys_now_ns() - newest_ns;
         value->load_ns = resident->load_ns;

@@ -239,7 +239,9 @@ typedef struct mp_submit_options {
     /* 0 = any; else the mp_loader.revision that the model must have. SEND, counted in no metric, if the key has another
      * model or none */
     uint64_t revision;
-    bool fail_fast; /* return OVERLOADED at once if the queue is full; else submit waits until the deadline */
+    /* return OVERLOADED at once if the queue is full, or if other requests, loads or evictions hold the memory that the
+     * request needs; else submit waits for both, until the deadline or the end of the patience */
+    bool fail_fast;
     bool uncounted; /* the caller will retry an OVERLOADED request: count it in no metric */
     /* called without a lock, every 50 ms while submit waits for room and every 5 ms while it waits for memory; true:
      * CANCELLED */
@@ -247,15 +249,19 @@ typedef struct mp_submit_options {
     void *give_up_arg;
 } mp_submit_options;
 
+/* mp_error.field of an OVERLOADED error if memory was short; "" if the queue was full */
+#define MP_FIELD_MEMORY "memory"
+
 /* Takes ownership of `request`, also on failure. Returns as soon as the request is queued. The thread of the first
  * worker loads a cold model; a load that fails ends the ticket with its cause.
  *
  * Refuses the request, without a ticket, with UNKNOWN_MODEL, WRONG_CAPABILITY or SHUTTING_DOWN; with an error of the
  * model's check(), if the model is loaded; and with
- *   OVERLOADED        the queue is full, and `fail_fast` is set
+ *   OVERLOADED        `fail_fast` is set, and the queue is full, or the request's bytes are not free, but may become so
+ *                     when other requests, loads or evictions end: the field of this error is MP_FIELD_MEMORY
  *   TIMEOUT           the deadline or the patience ended while the request waited for room or memory; or requests are
  *                     queued, and the predicted wait exceeds four times the time until the deadline
- *   MEMORY_EXHAUSTED  the request's bytes are not free
+ *   MEMORY_EXHAUSTED  the request's bytes are not free, and cannot become so without a further call
  *   CIRCUIT_OPEN      the breaker is open (breaker.h)
  *   MODEL             the request is quarantined (quarantine.h)
  *   CANCELLED         `give_up` returned true

@@ -1,5 +1,6 @@
 /* submit.c: how a request enters the queue, and its place there. See entry.h. */
 #include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
 
 #include "base/intervals.h"
 #include "registry/entry.h"
@@ -83,8 +84,8 @@ static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_err
                         entry->key, entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
 }
 
-/* Must not hold the lock. Charges the bytes of the request. While models that are in use hold the memory, waits for it,
- * within the limits of the request and unless it has `fail_fast`. */
+/* Must not hold the lock. Charges the bytes of the request. While other requests, loads and evictions hold the memory,
+ * waits for it, within the limits of the request; OVERLOADED with MP_FIELD_MEMORY if the request has `fail_fast`. */
 static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options,
                                 mp_error *error) {
     mp_assert_not_held(&entry->lock);
@@ -92,8 +93,16 @@ static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_sub
     uint64_t bytes = ticket->item.request->bytes;
     for (;;) {
         mp_status status = mp_entry_charge(entry, ticket, error);
-        if (status != MP_MEMORY_EXHAUSTED || options->fail_fast || !mp_governor_may_free(services->governor, bytes))
+        if (status != MP_MEMORY_EXHAUSTED || !mp_governor_may_free(services->governor, bytes))
             return status;
+        if (options->fail_fast) {
+            char size[MP_SIZE_TEXT];
+            mp_fail_hint(error, MP_OVERLOADED, "Try again when other requests have ended",
+                         "%s: the request needs %s, which loads and other requests hold for now", entry->key,
+                         mp_size_text(size, bytes));
+            snprintf(error->field, sizeof(error->field), MP_FIELD_MEMORY);
+            return MP_OVERLOADED;
+        }
         if (mp_maintenance_clock(&services->maintenance, NULL) >= mp_ticket_due(ticket))
             return mp_fail_hint(error, MP_TIMEOUT, FEWER,
                                 "%s: no memory was free until the time limit of the request", entry->key);

@@ -151,7 +151,8 @@ def submit(capability: str, **request: Any) -> Job:
     Raises:
         InvalidArgument: an unknown capability or an invalid argument.
         Overloaded: the model's queue is full (``PoolConfig.embed_queue_capacity``, ``prompt_queue_capacity`` and the
-            like). Collect the result of an earlier job first, or pass many texts in one job.
+            like), or other requests hold the memory for now. Collect the result of an earlier job first, or pass many
+            texts in one job.
 
     Example:
         >>> jobs = [mpool.submit("text_embedding", inputs=text) for text in ("one", "two")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, sqrt
+from math import ceil, floor, prod, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ class PlaceholderRun:
     """Consecutive placeholder tokens in the prompt, one for each embedding of an image's tiles.
 
     Attributes:
-        tiles: number of tiles that the run uses; runs use the tiles of an image in order.
+        tiles: number of tiles that the run uses; runs use the tiles of an image in order. 0: those of the run before.
         rows: number of placeholder tokens.
         frames: True if the tiles are frames of a video, which together have the embeddings of one tile.
         sources: int32 ``[rows]``; index of the embedding for each placeholder, counted from the run's first tile; -1
@@ -87,6 +87,12 @@ def tile_image(image: Image, settings: VisionSettings, name: str) -> TiledImage:
         return _fit(image, settings, name)
     if settings.scheme == "pan":
         return _pan(image, settings, name)
+    if settings.scheme == "lines":
+        return _lines(image, settings)
+    if settings.scheme == "grid":
+        return _grid(image, settings)
+    if settings.scheme == "marked":
+        return _marked(image, settings)
     tile = prepare(image, settings.image, name)
     return TiledImage([tile], [PlaceholderRun(1, rows_of(settings, *tile.shape[:2]))])
 
@@ -219,9 +225,10 @@ def _split(image: Image, settings: VisionSettings) -> TiledImage:
 
 # ---- Qwen's models: images of any size -------------------------------------------------------------------------------
 
-def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """Return multiples of ``unit`` near the image's sides, such that the number of pixels is within the limits."""
-    high, wide = round(height / unit) * unit, round(width / unit) * unit
+def _sides(height: int, width: int, unit: int, least: int, most: int, shortest: int = 0) -> tuple[int, int]:
+    """Return multiples of ``unit`` near the image's sides, such that the number of pixels is within the limits.
+    ``shortest``: least side before the limits apply."""
+    high, wide = (max(shortest, round(side / unit) * unit) for side in (height, width))
     if high * wide > most:
         by = sqrt(height * width / most)
         high, wide = max(unit, floor(height / by / unit) * unit), max(unit, floor(width / by / unit) * unit)
@@ -374,3 +381,87 @@ def _fit(image: Image, settings: VisionSettings, name: str) -> TiledImage:
     tile = np.asarray(image if (wide, high) == image.size else
                       image.resize((wide, high), resample=settings.image.resample))  # type: ignore[arg-type]
     return TiledImage([tile], [_BEGIN, PlaceholderRun(1, rows_of(settings, high, wide)), _END])
+
+
+# ---- Pixtral: a token between the lines of an image ------------------------------------------------------------------
+
+def _lines(image: Image, settings: VisionSettings) -> TiledImage:
+    unit = settings.image.patch_size * settings.merge
+    width, height = image.size
+    if settings.longest is not None:
+        by = max(height, width) / settings.longest
+        if by > 1:
+            height, width = floor(height / by), floor(width / by)
+    down, across = max(1, -(-height // unit)), max(1, -(-width // unit))
+    tile = _resized(image, settings, down * unit, across * unit)
+    placeholders: list[str | PlaceholderRun] = []
+    for y in range(down):
+        sources = np.arange(y * across, (y + 1) * across, dtype=np.int32)
+        placeholders += [PlaceholderRun(int(y == 0), across, sources), "[IMG_BREAK]" if y < down - 1 else "[IMG_END]"]
+    return TiledImage([tile], placeholders)
+
+
+# ---- grids of tiles: InternVL, LFM2-VL -------------------------------------------------------------------------------
+
+def _resized(image: Image, settings: VisionSettings, height: int, width: int) -> NDArray[np.uint8]:
+    return np.asarray(image.resize((width, height), resample=settings.image.resample))  # type: ignore[arg-type]
+
+
+def _best_grid(height: int, width: int, settings: VisionSettings) -> tuple[int, int]:
+    """Return the grid (across, down) of tiles whose proportions are nearest to those of an image of this size; among
+    equals, the largest one that is less than twice as large as the image, or the smallest."""
+    fewest, most = settings.tiles or (1, 1)
+    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most // x + 1) if x * y >= fewest]
+    best, least = (1, 1), float("inf")
+    for across, down in sorted(grids, key=lambda grid: prod(grid)):
+        away = abs(width / height - across / down)
+        if away < least or away == least and 2 * height * width > _tile_side(settings) ** 2 * across * down:
+            best = across, down
+        least = min(least, away)
+    return best
+
+
+def _tiles_of(image: Image, settings: VisionSettings, across: int, down: int) -> list[NDArray[np.uint8]]:
+    """Return the tiles of an image line by line."""
+    side = _tile_side(settings)
+    pixels = _resized(image, settings, down * side, across * side)
+    return [pixels[y * side:(y + 1) * side, x * side:(x + 1) * side] for y in range(down) for x in range(across)]
+
+
+def _tile_side(settings: VisionSettings) -> int:
+    assert settings.image.resize is not None
+    return settings.image.resize[1]
+
+
+def _grid(image: Image, settings: VisionSettings) -> TiledImage:
+    side, (width, height) = _tile_side(settings), image.size
+    tiles = _tiles_of(image, settings, *_best_grid(height, width, settings))
+    if len(tiles) > 1:
+        tiles.append(_resized(image, settings, side, side))
+    tiles = [whole_patches(tile, settings.image.patch_size) for tile in tiles]
+    rows = sum(rows_of(settings, *tile.shape[:2]) for tile in tiles)
+    return TiledImage(tiles, ["<img>", PlaceholderRun(len(tiles), rows), "</img>"])
+
+
+def _marked(image: Image, settings: VisionSettings) -> TiledImage:
+    unit, (width, height) = settings.image.patch_size * settings.merge, image.size
+    assert settings.pixels is not None
+    least, most = settings.pixels
+    size = _sides(height, width, unit, least, most, unit)
+    rounded = [max(settings.image.patch_size, round(side / unit) * unit) for side in (height, width)]
+    tiles: list[NDArray[np.uint8]] = []
+    placeholders: list[str | PlaceholderRun] = []
+    before, mark = "<|image_start|>", ""
+    if settings.tiles not in (None, (1, 1)) and prod(rounded) > most * settings.excess:
+        across, down = _best_grid(height, width, settings)
+        tiles = _tiles_of(image, settings, across, down)
+        for number, tile in enumerate(tiles):
+            if len(tiles) > 1:
+                mark = f"<|img_row_{number // across + 1}_col_{number % across + 1}|>"
+            placeholders += [before + mark, PlaceholderRun(1, rows_of(settings, *tile.shape[:2]))]
+            before = ""
+        mark = "<|img_thumbnail|>"
+    if not tiles or settings.thumbnail and len(tiles) > 1:
+        tiles.append(_resized(image, settings, *size))
+        placeholders += [before + mark, PlaceholderRun(1, rows_of(settings, *size))]
+    return TiledImage(tiles, [*placeholders, "<|image_end|>"])

@@ -64,7 +64,7 @@ _IN_CONFIG = {
     "vision.attention.head_count": "num_attention_heads|num_heads",
     "vision.attention.layer_norm_epsilon": "layer_norm_eps|rms_norm_eps",
     "vision.patch_size": "patch_size",
-    "vision.image_size": "image_size|num_position_embeddings",
+    "vision.image_size": "image_size|num_position_embeddings|num_patches",
     "mpool.activation": "hidden_act|hidden_activation|activation_function",
     "mpool.rope_neox": "rope_interleave",
     "mpool.rope_yarn_truncate": "rope_parameters.truncate|rope_scaling.truncate",
@@ -108,7 +108,8 @@ _IN_CONFIG = {
     "mpool.image.window": "window_size",
     "mpool.image.window_layers": "fullatt_block_indexes",
     "mpool.image.registers": "num_register_tokens",
-    "mpool.vision.merge": "spatial_merge_size|scale_factor|mm_tokens_per_image|pooling_kernel_size",
+    "mpool.vision.merge": "spatial_merge_size|scale_factor|mm_tokens_per_image|pooling_kernel_size|downsample_factor"
+                          "|downsample_ratio",
     "mpool.vision.norm_epsilon": "rms_norm_eps|layer_norm_eps",
     "mpool.vision.tap_layers": "deepstack_visual_indexes",
 }

@@ -403,7 +403,10 @@ class VisionSettings:
             image, and the tiles of the image at one of the sizes of ``grid``. ``"split"``: tiles, each after a text
             that states its position, then the scaled image. ``"any"``: one tile that keeps the aspect ratio.
             ``"pan"``: the scaled image, then crops of a long image. ``"fit"``: one tile that keeps the aspect ratio, as
-            large as ``rows`` allows.
+            large as ``rows`` allows. ``"lines"``: one tile that keeps the aspect ratio; the prompt has a token between
+            the lines of its embeddings. ``"grid"``: the tiles of a grid with about the proportions of the image, then
+            the scaled image. ``"marked"``: one tile that keeps the aspect ratio; before it, for a large image, the
+            tiles of such a grid, each after a token that states its position.
         image: preprocessing of a tile.
         image_token_id: id of the placeholder token for one embedding of an image; -1: the vocabulary has none.
         mark_token_id: id of the token that the chat template writes for an image; None: the placeholder token.
@@ -412,15 +415,18 @@ class VisionSettings:
         grid: allowed sizes of the image before it is split, height and width in pixels; they are multiples of the tile
             size.
         longest: for ``"split"``: length in pixels to which the longer side is scaled before the split; None: the image
-            is not scaled.
+            is not scaled. For ``"lines"``: largest side in pixels.
         split: for ``"split"``: True if images are split at all.
-        pixels: for ``"any"``: smallest and largest number of pixels of an image; None: the image is cropped to whole
-            patches and not resized.
+        pixels: for ``"any"`` and ``"marked"``: smallest and largest number of pixels of an image; None: the image is
+            cropped to whole patches and not resized.
         video: settings for frames of a video; None: the model takes none.
         crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
             an image is cropped; None: images are not cropped.
         rows: for ``"fit"``: maximum number of embeddings of an image.
         rows_allowed: values that a request may choose for ``rows``.
+        tiles: for ``"grid"`` and ``"marked"``: least and largest number of tiles of a grid; None: images have no tiles.
+        excess: for ``"marked"``: images with more than this many times the largest number of pixels have tiles.
+        thumbnail: for ``"marked"``: True if the whole image follows its tiles.
     """
 
     scheme: str
@@ -437,6 +443,9 @@ class VisionSettings:
     video: VideoSettings | None = None
     rows: int | None = None
     rows_allowed: tuple[int, ...] = ()
+    tiles: tuple[int, int] | None = None
+    excess: float = 1.0
+    thumbnail: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .. import _core
-from ..errors import Overloaded
+from ..errors import Overloaded, Timeout
 
 T = TypeVar("T")
 
-#: Seconds between attempts to enter a full queue, in addition to attempts after a request of this loop finished.
+#: Seconds between attempts to enter a queue, in addition to attempts after a request of this loop finished.
 _RETRY = 0.02
+#: Seconds between two attempts that count at most. A longer time means that the loop or the process was stopped.
+_COUNTED = 1.0
+_FEWER = "Send fewer requests at once, or raise `request_timeout`"
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -26,10 +29,16 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class _Line:
-    """Coroutines that wait for room in one queue. The first of them retries."""
+    """Coroutines that wait for room in one queue, or for memory. The first of them retries.
+
+    Attributes:
+        turn: held by the first of the line.
+        length: number of coroutines in the line.
+        short: seconds in which the first found no memory, since a request of the line was accepted.
+    """
 
     def __init__(self) -> None:
-        self.turn, self.length = asyncio.Lock(), 0
+        self.turn, self.length, self.short = asyncio.Lock(), 0, 0.0
 
 
 async def _take_turn(line: _Line, deadline: float | None) -> bool:
@@ -69,7 +78,7 @@ class Watcher:
         self._tickets: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by identity
         self._followed: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by number
         self._lines: dict[str, _Line] = {}
-        self._room: set[asyncio.Future[None]] = set()
+        self._room: dict[asyncio.Future[None], None] = {}  # the first of each line, in the order of their last attempts
         loop.add_reader(self.notifier.fileno(), self._wake_waiters)
 
     def _wake_waiters(self) -> None:
@@ -118,24 +127,26 @@ class Watcher:
         await self.follow(self.following(ticket), lambda: ticket.done() or None)
 
     async def enter(self, key: str, submit: Callable[[], T], wait: bool = True,
-                    deadline: float | None = None) -> T:
-        """Submit a request. While the queue is full, wait behind the other coroutines with the same key.
+                    deadline: float | None = None, patience: float | None = None) -> T:
+        """Submit a request. While the queue is full, or running requests, loads or evictions hold the memory that the
+        request needs, wait behind the other coroutines with the same key.
 
         Args:
             key: key of the queue.
             submit: submits the request; raises Timeout once the deadline has passed.
-            wait: True: wait while the queue is full; False: raise Overloaded.
+            wait: True: wait while the queue is full or memory is short; False: raise Overloaded.
             deadline: deadline of the request on the clock of :func:`time.monotonic`; None: none.
+            patience: maximum seconds without memory for any request with the key; None: no limit.
 
         Raises:
-            Overloaded: the queue is full, and ``wait`` is False.
-            Timeout: the deadline passed before the queue had room.
+            Overloaded: the queue is full or memory is short, and ``wait`` is False.
+            Timeout: the deadline or the patience ended before there was room and memory.
         """
         if not wait or key not in self._lines:
             try:
                 return submit()
-            except Overloaded:
-                if not wait:
+            except Overloaded as error:
+                if not wait or error.param:  # an option of the request names threads that are stuck
                     raise
         line = self._lines.setdefault(key, _Line())
         line.length += 1
@@ -143,11 +154,21 @@ class Watcher:
             first = await _take_turn(line, deadline)
             try:
                 while True:
+                    began = time.monotonic()
                     if first:
                         await self._room_or_timer()
                     try:
-                        return submit()
-                    except Overloaded:
+                        accepted = submit()
+                        line.short = 0.0
+                        return accepted
+                    except Overloaded as error:
+                        if error.param:
+                            raise
+                        if error._of_memory:
+                            line.short += min(time.monotonic() - began, _COUNTED)
+                            if patience is not None and line.short >= patience:
+                                raise Timeout("no memory was free until the time limit of the request", hint=_FEWER,
+                                              key=error.key) from error
                         first = first or await _take_turn(line, deadline)
             finally:
                 if first:
@@ -165,13 +186,13 @@ class Watcher:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        self._room.add(future)
+        self._room[future] = None
         timer = loop.call_later(_RETRY, _wake, future)
         try:
             await future
         finally:
             timer.cancel()
-            self._room.discard(future)
+            del self._room[future]
 
     def _wake_line(self) -> None:
         for future in self._room:

@@ -80,7 +80,8 @@ TABLE: dict[str, Row] = {
     "too_many_streams": Row(503, _SERVER, "The limit of streamed responses is reached (--max-streams).", 1),
     "too_many_connections": Row(503, _SERVER, "The limit of connections is reached (--max-connections).", 1),
     "too_many_bodies": Row(503, _SERVER, "The memory for request bodies is full (--max-bodies).", 1),
-    "overloaded": Row(503, _SERVER, "The model's queue is full, or the threads that prepare requests are stuck.", 1),
+    "overloaded": Row(503, _SERVER, "The model's queue or the memory is full for now, or the threads that prepare "
+                                      "requests are stuck.", 1),
     "out_of_memory": Row(503, _SERVER, "Not enough free memory for this request.", 5),
     "worker_lost": Row(503, _SERVER, "The worker ended before it completed the request.", 1),
     "circuit_open": Row(503, _SERVER, "The model is temporarily disabled after repeated faults.", 30),

@@ -209,8 +209,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         _pool("vision_queue_capacity", _INT, "the same for images with text", "50"),
         _pool("image_embed_queue_capacity", _INT, "the same for embeddings of images", "50"),
         _pool("image_gen_queue_capacity", _INT, "the same for image generation", "20"),
-        _pool("fail_fast", _SWITCH_KIND, "refuse requests with status 503 if the queue is full, instead of letting "
-              "them wait"),
+        _pool("fail_fast", _SWITCH_KIND, "refuse requests with status 503 if the queue or the memory is full for "
+              "the moment, instead of letting them wait"),
         _pool("max_embed_inputs", _INT, "maximum inputs of a request", "10000"),
         _pool("request_timeout", _SECONDS_OR_NONE, "time without a result or progress after which a request fails with "
               "status 504; none: no limit", "30"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .. import _core
+    from ..runtime.entry import Entry
     from ..runtime.history import TrackedRequest
     from .images_result import GeneratedImages
     from .options import Call
@@ -37,8 +38,12 @@ class StreamRequest(Protocol[T]):
     """A validated request that a stream can submit."""
 
     @property
+    def entry(self) -> Entry:
+        """The model."""
+
+    @property
     def core_key(self) -> str:
-        """Key of the core's model; requests wait for space in this model's queue."""
+        """Key of the core's model; requests wait for space in this model's queue, and for memory."""
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, uncounted: bool = False) -> _core.Ticket:
         """Submit the request; ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`."""
@@ -122,7 +127,8 @@ class AsyncTicketStream(Generic[T]):
                 return None
             wait = not call.fail_fast
             submit = partial(request.submit, call, True, wait)
-            return request, await watcher().enter(request.core_key, submit, wait, call.deadline)
+            patience = request.entry.pool.config.request_timeout
+            return request, await watcher().enter(request.core_key, submit, wait, call.deadline, patience)
 
         try:
             entered = await afor_current(make, enter)

@@ -77,8 +77,9 @@ class CallOptions:
         None, "scheduling policy that chooses the worker, see ``PoolConfig.policy``; None: the policy of the model's "
         "capability.")
     fail_fast: bool | None = _documented(
-        None, "True: raise Overloaded at once if the queue is full, with a hint when to retry; False: wait until the "
-        "queue has space; None: use ``PoolConfig.fail_fast``.")
+        None, "True: raise Overloaded at once if the queue is full, with a hint when to retry, or if other requests "
+        "hold the memory that this one needs; False: wait until the queue has space and memory is free; None: use "
+        "``PoolConfig.fail_fast``.")
 
     @typed
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ class Call:
 
     Attributes:
         deadline: value of ``time.monotonic()`` at which the request times out; None: never.
-        fail_fast: True if a full queue raises Overloaded instead of blocking.
+        fail_fast: True if a full queue, or memory that others hold for now, raises Overloaded instead of blocking.
         core: keywords of the core's submit functions, see :meth:`CallOptions.core`.
     """
 
@@ -150,8 +151,7 @@ class Call:
         Args:
             entry: model that the request was prepared for.
             fail_fast: value that replaces ``self.fail_fast``; None: keep it.
-            uncounted: True if the caller retries when the queue is full; the core then counts an Overloaded error in
-                no metric.
+            uncounted: True if the caller retries after Overloaded; the core then counts this error in no metric.
 
         Raises:
             Timeout: the deadline has passed.

@@ -134,7 +134,7 @@ class Start:
         return await watcher().enter(
             f"{self.plan.core_key}\n{self.service_class}",
             lambda: vectors.submit(self.kind, self.plan, self.pack, self.call, self.service_class, True, wait), wait,
-            self.call.deadline)
+            self.call.deadline, self.plan.entry.pool.config.request_timeout)
 
 
 @dataclass(slots=True)

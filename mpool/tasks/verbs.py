@@ -263,7 +263,7 @@ Raises:
     UnknownModel, WrongCapability: the model does not exist or has another capability; the error suggests a model.
     OfflineError, DownloadError, IntegrityError: the model is not on this machine and could not be downloaded.
     Timeout: the time limit passed. The request is cancelled.
-    Overloaded: with ``fail_fast``, the model's queue is full.
+    Overloaded: with ``fail_fast``, the model's queue is full, or other requests hold the memory for now.
     MemoryExhausted, NumericError, ShuttingDown: see :mod:`mpool.errors`.
 
 Example:

@@ -44,7 +44,8 @@ class Images:
         pixels: uint8, the pixels of all tiles, concatenated.
         sizes: int32 ``[2 * tiles]``, height and width of each tile.
         tile_keys: uint8 ``[16 * tiles]``, hashes of size and pixels.
-        runs: int32 ``[3 * runs]``: position in the prompt, number of rows and number of tiles of each run.
+        runs: int32 ``[3 * runs]``: position in the prompt, number of rows and number of tiles of each run; 0 tiles:
+            those of the run before.
         run_keys: uint8 ``[16 * runs]``, hashes of the tiles and sources of each run.
         sources: int32 ``[rows]``, the encoder row of each placeholder row; empty: the encoder rows in order.
     """
@@ -167,11 +168,14 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 
 def _keys_of_runs(cut: TiledImage) -> list[list[bytes]]:
     """Return the keys of the tiles of each run of an image."""
-    keys = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
+    tiles = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
                  for tile in cut.tiles])
-    found = [list(islice(keys, run.tiles)) for run in cut.runs]
-    # the first frame of a group stands for all, so its key is that of all
-    return [[_digest(b"frames", *one), *one[1:]] if run.frames else one for run, one in zip(cut.runs, found)]
+    found: list[list[bytes]] = []
+    for run in cut.runs:
+        keys = list(islice(tiles, run.tiles)) if run.tiles else found[-1]
+        # the first frame of a group stands for all, so its key is that of all
+        found.append([_digest(b"frames", *keys), *keys[1:]] if run.frames else keys)
+    return found
 
 
 def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> tuple[NDArray[np.int32], Images | None]:
@@ -220,7 +224,7 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> 
     prompt_images = Images(
         pixels=np.concatenate([tile.reshape(-1) for tile in tiles]),
         sizes=np.array([side for tile in tiles for side in tile.shape[:2]], dtype=np.int32),
-        tile_keys=np.frombuffer(b"".join(key for _, keys in parts_of for key in keys), dtype=np.uint8),
+        tile_keys=np.frombuffer(b"".join(key for run, keys in parts_of for key in keys if run.tiles), dtype=np.uint8),
         runs=np.array(runs, dtype=np.int32),
         run_keys=np.frombuffer(b"".join(_digest(b"" if run.sources is None else run.sources.tobytes(), *keys)
                                         for run, keys in parts_of), dtype=np.uint8),

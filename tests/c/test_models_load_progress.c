@@ -2,6 +2,7 @@
  * the registry takes a load without reports for one that hangs. */
 #include "image_generation_fixture.h"
 #include "missing_fixture.h"
+#include "parts_fixture.h"
 
 #ifdef MP_SEAM
 enum { REPORTS = 64, STAGE = 24 };
@@ -85,4 +86,33 @@ MP_TEST(models_loads_report_their_progress) {
 #else
     MP_SKIP("needs the seam build");
 #endif
+}
+
+/* --- memory while a load packs --- */
+
+static uint64_t peak;
+
+static bool note_peak(mp_budget *budget, uint64_t used) {
+    (void)budget;
+    peak = used > peak ? used : peak;
+    return true;
+}
+
+/* A matrix that a family makes of tensors counts in the budget beside its packed copy. */
+MP_TEST(models_load_charges_matrices_that_it_makes) {
+    enum { N = 64, K = 48 };
+    tiny_parts parts;
+    mp_linear linear = {0};
+    mp_error error;
+    peak = 0;
+    tiny_parts_begin(&parts, "made.bin", 3);
+    tiny_tensor(&parts.file, "other", MP_F32, N, K, 1, 0);
+    tiny_parts_open(&parts, MP_COMPUTE_F32, 1);
+    parts.budget.cover = note_peak;
+    float *const matrix = mp_alloc_array(N * K, sizeof *matrix, MP_TAG_WEIGHTS);
+    memset(matrix, 0, N * K * sizeof *matrix);
+    MP_CHECK_OK(mp_builder_linear_taken(&parts.builder, &linear, "other", NULL, matrix, N, K, &error), &error);
+    tiny_parts_finish(&parts);
+    MP_CHECK(peak >= parts.budget.used + N * K * sizeof *matrix);
+    tiny_parts_close(&parts);
 }

@@ -187,7 +187,7 @@ MP_TEST(models_requests_refuse_wrong_offsets) {
     mp_request_destroy(&call->base);
 }
 
-/* Runs of image rows are in order, do not overlap, end within the prompt, and use each tile once. */
+/* Runs of image rows are in order, do not overlap, end within the prompt, and together use all tiles. */
 MP_TEST(models_requests_refuse_wrong_image_runs) {
     static const int32_t prompt[12], sizes[] = {1, 1, 1, 1, 1, 1}, sources[8] = {0};
     static const uint8_t keys[3 * MP_IMAGE_KEY], pixels[9];
@@ -199,15 +199,17 @@ MP_TEST(models_requests_refuse_wrong_image_runs) {
         {{0, 4, 1, 4, 8, 1}, 2, 0, NULL},
         {{1, 4, 2, 5, 3, 1}, 3, 0, NULL},
         {{1, 4, 1, 5, 3, 1}, 2, 7, NULL},
+        {{1, 4, 1, 5, 3, 0}, 1, 7, NULL}, /* both show rows of the same tile */
         {{1, 4, 1, 4, 3, 1}, 2, 0, "the start of a run must be 5 to 11, got 4"}, /* begins in the first run */
         {{5, 3, 1, 1, 4, 1}, 2, 0, "the start of a run must be 8 to 11, got 1"},
         {{-1, 3, 1, 3, 4, 1}, 2, 0, "runs[0] must be 0 to 2147483647, got -1"},
         {{1, 4, 1, 12, 1, 1}, 2, 0, "the start of a run must be 5 to 11, got 12"},
         {{1, 4, 1, 5, 8, 1}, 2, 0, "the rows of a run must be 1 to 7, got 8"}, /* ends after the prompt */
         {{1, 4, 1, 5, 0, 1}, 2, 0, "the rows of a run must be 1 to 7, got 0"},
-        {{1, 4, 1, 5, 3, 0}, 2, 0, "the tiles of a run must be 1 to 1, got 0"},
-        {{1, 4, 1, 5, 3, 2}, 2, 0, "the tiles of a run must be 1 to 1, got 2"},
-        {{1, 4, 2, 5, 3, 1}, 2, 0, "the tiles of a run must be 1 to 0, got 1"},
+        {{1, 4, 0, 5, 3, 1}, 2, 0, "the tiles of a run must be 1 to 2, got 0"},
+        {{1, 4, 1, 5, 3, 0}, 2, 0, "the tiles of all runs must be 2 to 2, got 1"},
+        {{1, 4, 1, 5, 3, 2}, 2, 0, "the tiles of a run must be 0 to 1, got 2"},
+        {{1, 4, 2, 5, 3, 1}, 2, 0, "the tiles of a run must be 0 to 0, got 1"},
         {{1, 4, 1, 5, 3, 1}, 3, 0, "the tiles of all runs must be 3 to 3, got 2"},
         {{1, 4, 1, 5, 3, 1}, 2, 6, "the number of sources must be 7 to 7, got 6"},
         {{1, 4, 1, 5, 3, 1}, 2, 8, "the number of sources must be 7 to 7, got 8"},

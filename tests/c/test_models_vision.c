@@ -227,6 +227,11 @@ MP_TEST_SECONDS(models_vision_contract_taps, 300) {
     has_newline = false;
     check_contract(&deep_kind, floats, 1, MP_COMPUTE_F32);
 }
+MP_TEST_SECONDS(models_vision_contract_merger, 300) {
+    static const mp_dtype floats[] = {MP_F32};
+    tile_rows = ROWS / 4;
+    check_contract(&merging_kind, floats, 1, MP_COMPUTE_F32);
+}
 MP_TEST_SECONDS(models_vision_contract_bounded, 300) {
     static const mp_dtype floats[] = {MP_F32};
     tile_rows = ROWS / 4;
@@ -673,6 +678,7 @@ MP_TEST_SECONDS(models_vision_survives_each_refused_allocation_in_halves, 300) {
     tile_rows = ROWS / 4;
     halves = true;
     sweep(&axial_kind);
+    sweep(&merging_kind);
     has_newline = false;
     sweep(&deep_kind);
 }
@@ -705,7 +711,8 @@ MP_TEST_SECONDS(models_vision_defaults, 120) {
         {"mpool.image.registers", "0", NULL},
     };
     static const optional_key keep_class[] = {{"mpool.vision.keep_class", "false", "true"}};
-    static const optional_key axes[] = {{"mpool.image.rope_base", "10000.0", "100.0"}};
+    static const optional_key axes[] = {{"mpool.image.rope_base", "10000.0", "100.0"},
+                                        {"mpool.image.rope_neox", "true", "false"}};
     check_defaults(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), hash_of_prompts, KEYS(keys));
     check_defaults(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), hash_with_class, KEYS(keep_class));
     tile_rows = ROWS / 4;

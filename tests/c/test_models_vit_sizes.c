@@ -93,6 +93,7 @@ MP_TEST(models_vit_defaults) {
         {"mpool.image.std", "1,1,1", "1,0.5,1"},
         {"mpool.image.rescale_factor", "0.00392156862745098", "0.01"},
         {"mpool.image.gated", "false", NULL},
+        {"mpool.image.channels_last", "false", "true"},
         {"mpool.image.activation", "gelu", "relu"},
         {"mpool.normalize", "true", "false"},
     };

@@ -217,7 +217,7 @@ MP_TEST(registry_info_of_evictions) {
         /* in use */
         {MP_WORKER_PROCESSING, NONE, .active = 1, .busy = MODEL + HELD},
         {MP_WORKER_PROCESSING, MP_WORKER_IDLE, .active = 1, .busy = MODEL + 2 * HELD, .caches = HELD},
-        {MP_WORKER_PROCESSING, NONE, .active = 1, .pinned = true},
+        {MP_WORKER_PROCESSING, NONE, .active = 1, .pinned = true, .busy = HELD}, /* the worker can be trimmed then */
         {MP_WORKER_PROCESSING, NONE, .active = 1, .removed = true, .busy = MODEL + HELD},
         {MP_WORKER_IDLE, NONE, .removed = true, .coming = MODEL + HELD + 1},
         {MP_WORKER_IDLE, NONE, .removed = true, .queued = 1, .busy = MODEL + HELD, .caches = HELD},

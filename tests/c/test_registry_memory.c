@@ -86,19 +86,65 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
         MP_CHECK_INT(fakes[i].trims, 0);
         MP_CHECK_INT(fakes[i].models, 1);
     }
-    MP_CHECK_INT(ask_for(registry, 290000), MP_MEMORY_EXHAUSTED); /* 40,000 more than free: a trim starts */
-    fake_until(&fakes[0].trims, 1);                               /* a comes first */
+    MP_CHECK_INT(ask_for(registry, 290000), MP_OVERLOADED); /* 40,000 more than free: a trim starts */
+    fake_until(&fakes[0].trims, 1);                         /* a comes first */
     mp_sys_sleep_ns(FAKE_MS(50));
     MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
     for (int i = 0; i < MODELS; i++)
         MP_CHECK_INT(fakes[i].models, 1);
     /* trimming caches would not free enough: one model is evicted, and the others keep their caches */
-    MP_CHECK_INT(ask_for(registry, 450000), MP_MEMORY_EXHAUSTED);
+    MP_CHECK_INT(ask_for(registry, 450000), MP_OVERLOADED);
     fake_until_state(registry, "b", "cold");
     MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
     MP_CHECK_INT(fakes[2].models, 1);
     MP_CHECK_INT(ask_for(registry, 450000), MP_OK);
     fake_end(registry);
+}
+
+/* A request that does not wait is OVERLOADED if running requests hold the memory that it needs, as bytes of their own
+ * or in the engine, and MEMORY_EXHAUSTED if what they will give back is not enough. */
+MP_TEST(registry_memory_that_requests_hold_is_no_reason_to_fail) {
+    enum { LIMIT = 1000000, MODEL = 200000, ASKED = 500000, HELD = 600000 };
+    for (int i = 0; i < 4; i++) {
+        bool pinned = i & 1, in_engine = i & 2;
+        fake fake;
+        mp_guard none = {0};
+        mp_error error;
+        fake_init(&fake);
+        fake.model_bytes = MODEL;
+        fake.step_units = 1;
+        fake.other_load = &none;
+        mp_registry *registry = fake_registry(1, LIMIT);
+        fake_add(registry, "a", &fake, false);
+        MP_CHECK_OK(mp_registry_load(registry, "a", pinned, 0, &error), &error);
+        fake_call *call = fake_call_create(2);
+        call->base.bytes = in_engine ? 0 : HELD;
+        call->memory_a_step = in_engine ? HELD / 3 : 0; /* two units take three steps */
+        atomic_store(&call->masks, 1);
+        mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
+        fake_until(&fake.steps, 2); /* the second step found no mask */
+        mp_registry_stats before = fake_stats(registry);
+        for (int again = 0; again < 2; again++) { /* the second time with `uncounted` */
+            fake_call *other = fake_call_create(1);
+            other->base.bytes = ASKED;
+            mp_submit_options options = {.priority = 2, .fail_fast = true, .uncounted = again};
+            mp_ticket *refused;
+            MP_CHECK_STATUS(mp_registry_submit(registry, "a", &other->base, &options, &refused, &error), MP_OVERLOADED,
+                            &error);
+            MP_CHECK_STR(error.field, MP_FIELD_MEMORY);
+        }
+        mp_registry_stats after = fake_stats(registry);
+        MP_CHECK_INT(after.total_requests - before.total_requests, 1);
+        MP_CHECK_INT(after.queue_full_rejections - before.queue_full_rejections, 1);
+        MP_CHECK_INT(ask_for(registry, LIMIT + 1), MP_MEMORY_EXHAUSTED);
+        if (pinned) /* the model stays */
+            MP_CHECK_INT(ask_for(registry, LIMIT - MODEL + 1), MP_MEMORY_EXHAUSTED);
+        atomic_store(&call->masks, 2);
+        mp_ticket_wake(ticket);
+        MP_CHECK_INT(fake_finish(ticket), MP_OK);
+        MP_CHECK_INT(ask_for(registry, ASKED), MP_OK);
+        fake_end(registry);
+    }
 }
 
 /* --- models with a constant light load do not prevent the eviction of idle models --- */

@@ -65,15 +65,19 @@ static inline void add_image_encoder(tiny_file *file) {
     tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
+typedef enum axial_form { WINDOWED, DEEP, MERGING } axial_form;
+
 /* Add an axial image encoder, and three-dimensional positions in the decoder. The encoder has windows over 2 by 2
- * merged patches; with `deep`, it has a table of positions and two taps instead, and the sections of positions are
- * interleaved. */
-static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
+ * merged patches. With DEEP, it has a table of positions and two taps instead, and the sections of positions are
+ * interleaved. With MERGING, it has an input norm and a merger, and the decoder has plain positions. */
+static inline void add_encoder_of_any_size(tiny_file *file, axial_form form) {
     enum { MERGE = 2, PAIRS = TINY_HIDDEN / TINY_HEADS / 2, GRID = 3, INNER = HIDDEN * MERGE * MERGE };
     char name[64];
     mp_spec *spec = file->spec;
     int64_t sections[3] = {1, 2, PAIRS - 3}, listed[ENCODER_LAYERS] = {1, 0, 1};
-    const char *arch = deep ? "qwen3_vl" : "qwen2_5_vl";
+    const bool deep = form == DEEP, merging = form == MERGING;
+    const char *arch = deep ? "qwen3_vl" : merging ? "pixtral" : "qwen2_5_vl";
+    const int frames = merging || halves ? 1 : 2;
     mp_error error;
     mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
     set_string(spec, "mpool.vision.decoder", "llama");
@@ -81,11 +85,13 @@ static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
     tiny_int(spec, "mpool.vision.merge", MERGE);
     MP_CHECK_OK(mp_spec_set(spec, "mpool.vision.norm", &yes, &error), &error);
     MP_CHECK_OK(mp_spec_set(spec, deep ? "mpool.rope_interleaved" : "mpool.image.gated", &yes, &error), &error);
-    tiny_int(spec, "mpool.image.frames", 2);
-    if (!deep)
+    tiny_int(spec, "mpool.image.frames", merging ? 1 : 2);
+    if (form == WINDOWED)
         tiny_int(spec, "mpool.image.window", 1);
-    tiny_ints(spec, deep ? "mpool.vision.tap_layers" : "mpool.image.window_layers", listed, ENCODER_LAYERS);
-    tiny_ints(spec, "mpool.rope_sections", sections, 3);
+    if (!merging) {
+        tiny_ints(spec, deep ? "mpool.vision.tap_layers" : "mpool.image.window_layers", listed, ENCODER_LAYERS);
+        tiny_ints(spec, "mpool.rope_sections", sections, 3);
+    }
     const int side = deep ? GRID * PATCH : 4 * SIDE;
     const struct {
         const char *key;
@@ -98,8 +104,8 @@ static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
     }
     snprintf(name, sizeof name, "%s.vision.attention.layer_norm_epsilon", arch);
     tiny_float(spec, name, 1e-6);
-    tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, (halves ? 1 : 2) * 3 * PATCH * PATCH, 0.2f, 0);
-    if (halves)
+    tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, frames * 3 * PATCH * PATCH, 0.2f, 0);
+    if (halves && !merging)
         tiny_tensor(file, "v.patch_embd.weight.1", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
     tiny_tensor(file, "v.post_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
     if (deep) {
@@ -138,14 +144,19 @@ static inline void add_encoder_of_any_size(tiny_file *file, bool deep) {
         snprintf(name, sizeof name, "v.deepstack.%d.fc2.weight", l);
         tiny_tensor(file, name, MP_F32, TINY_HIDDEN, 3 * HIDDEN, 0.3f, 0);
     }
-    tiny_tensor(file, "mm.0.weight", MP_F32, 2 * HIDDEN, INNER, 0.2f, 0);
+    if (merging) {
+        tiny_tensor(file, "v.pre_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
+        tiny_tensor(file, "mm.patch_merger.weight", MP_F32, HIDDEN, INNER, 0.2f, 0);
+    }
+    tiny_tensor(file, "mm.0.weight", MP_F32, 2 * HIDDEN, merging ? HIDDEN : INNER, 0.2f, 0);
     tiny_tensor(file, "mm.2.weight", MP_F32, TINY_HIDDEN, 2 * HIDDEN, 0.3f, 0);
     if (!deep)
         tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
-static inline void add_axial(tiny_file *file) { add_encoder_of_any_size(file, false); }
-static inline void add_deep(tiny_file *file) { add_encoder_of_any_size(file, true); }
+static inline void add_axial(tiny_file *file) { add_encoder_of_any_size(file, WINDOWED); }
+static inline void add_deep(tiny_file *file) { add_encoder_of_any_size(file, DEEP); }
+static inline void add_joining(tiny_file *file) { add_encoder_of_any_size(file, MERGING); }
 
 /* Add an image encoder as that of Gemma 4: positions of columns and lines, norms of heads and outputs, means of 2 by 2
  * patches. The parts of the second layer have bounds. */
@@ -285,5 +296,6 @@ static const tiny_kind windowed_spans_kind = {.arch = "llava", .window = 9, .mor
 static const tiny_kind axial_kind = {.arch = "qwen2_5_vl", .more = add_axial};
 static const tiny_kind bounded_kind = {.arch = "gemma4_vision", .more = add_bounded};
 static const tiny_kind deep_kind = {.arch = "qwen3_vl", .more = add_deep};
+static const tiny_kind merging_kind = {.arch = "pixtral", .more = add_joining};
 
 #endif

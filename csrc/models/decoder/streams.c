@@ -84,6 +84,12 @@ static void resize(float size, float *y, int64_t n) {
         y[i] *= by;
 }
 
+/* Returns the number of rows of the block that begins at row `first`; 0 after the last one. */
+static int rows_from(const mp_decoder_pass *pass, int first) {
+    const int left = pass->rows.M - first;
+    return left < pass->block_rows ? left : pass->block_rows;
+}
+
 void mp_streams_enter(const mp_decoder_pass *pass, const mp_decoder_view *view) {
     const mp_decoder *model = pass->model;
     const mp_team_thread *thread = view->context.thread;
@@ -91,8 +97,7 @@ void mp_streams_enter(const mp_decoder_pass *pass, const mp_decoder_view *view) 
     mp_row_context context = view->context;
     int64_t begin, end;
     context.adapters = NULL;
-    for (int first = 0; first < pass->rows.M; first += pass->block_rows) {
-        const int rows = pass->rows.M - first < pass->block_rows ? pass->rows.M - first : pass->block_rows;
+    for (int first = 0, rows; (rows = rows_from(pass, first)) > 0; first += rows) {
         for (int i = 0; i < model->streams; i++) {
             mp_row_linear(&context, &model->stream_in[i], pass->x + first * hidden, hidden, rows, NULL,
                           others_of(pass, first) + i * hidden, width);
@@ -201,8 +206,7 @@ void mp_streams_leave(const mp_decoder_pass *pass, const mp_decoder_view *view) 
     mp_row_context context = view->context;
     int64_t begin, end;
     context.adapters = NULL;
-    for (int first = 0; first < pass->rows.M; first += pass->block_rows) {
-        const int rows = pass->rows.M - first < pass->block_rows ? pass->rows.M - first : pass->block_rows;
+    for (int first = 0, rows; (rows = rows_from(pass, first)) > 0; first += rows) {
         mp_team_split(thread, rows, 1, &begin, &end);
         for (int64_t r = begin; r < end; r++) /* the sizes of the first sum */
             pass->predicted[r] = sqrtf(mean_square(pass->x + (first + r) * hidden, hidden));

@@ -79,6 +79,8 @@ static mp_status read_pixels(mp_vit *model, const mp_spec *spec, mp_error *error
 static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) {
     int64_t frames, window, cell, whole = MAX_GRID; /* without windows, only the order of patches depends on `whole` */
     double base, usual = 10000;
+    bool yes = true;
+    MP_TRY(mp_spec_bool(spec, "mpool.image.rope_neox", &yes, &model->neox, error));
     MP_TRY(mp_spec_int(spec, "mpool.image.frames", 1, 16, NULL, &frames, error));
     MP_TRY(mp_spec_int(spec, "mpool.image.window", 1, MAX_GRID, &whole, &window, error));
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, 16, NULL, &cell, error));
@@ -135,10 +137,12 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     model->classes = (flags & MP_VIT_CLASS_TOKEN) != 0;
     model->any_size = (flags & MP_VIT_ANY_SIZE) != 0;
     model->smooth = (flags & MP_VIT_SMOOTH_SIZE) != 0;
+    model->linear = (flags & MP_VIT_LINEAR_SIZE) != 0;
     model->attention_pool = (flags & MP_VIT_ATTENTION_POOL) != 0;
     model->root_norms = (flags & MP_VIT_ROOT_NORMS) != 0;
     model->axial = (flags & MP_VIT_AXIAL) != 0;
     model->aligned = (flags & MP_VIT_ALIGNED) != 0;
+    model->staggered = (flags & MP_VIT_STAGGERED) != 0;
     model->normed_heads = (flags & MP_VIT_NORMED_HEADS) != 0;
     model->frames = 1;
     if (model->axial)

@@ -51,14 +51,16 @@ static void make_taps(const mp_vit *model, int to, int at, taps *taps) {
         }
         return;
     }
-    float wide = scale > 1 ? scale : 1, support = 2 * wide, centre = scale * ((float)at + 0.5f), sum = 0;
+    float wide = scale > 1 ? scale : 1, support = model->linear ? wide : 2 * wide;
+    float centre = scale * ((float)at + 0.5f), sum = 0;
     int first = (int)(centre - support + 0.5f), end = (int)(centre + support + 0.5f);
     first = first > 0 ? first : 0;
     end = end < from ? end : from;
     taps->count = end - first;
     for (int i = 0; i < taps->count; i++) {
         taps->index[i] = first + i;
-        taps->weight[i] = cubic(((float)(first + i) - centre + 0.5f) / wide, -0.5f);
+        const float away = ((float)(first + i) - centre + 0.5f) / wide;
+        taps->weight[i] = model->linear ? fmaxf(0, 1 - fabsf(away)) : cubic(away, -0.5f);
         sum += taps->weight[i];
     }
     for (int i = 0; i < taps->count; i++)
@@ -106,11 +108,11 @@ size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across) {
 }
 
 /* Angles of one line or column. Half of a head's pairs rotate by line, the other half by column, with the same
- * frequencies. */
-static void make_rotation(const mp_vit *model, int32_t at, float *out) {
+ * frequencies, or with frequencies that are `shift` steps lower. */
+static void make_rotation(const mp_vit *model, int32_t at, double shift, float *out) {
     const int half = model->head_dim / 4;
     for (int i = 0; i < half; i++) {
-        double angle = at * pow((double)model->rope_base, -(double)i / half);
+        double angle = at * pow((double)model->rope_base, -(i + shift) / half);
         out[2 * i] = (float)cos(angle);
         out[2 * i + 1] = (float)sin(angle);
     }
@@ -121,9 +123,9 @@ static void make_rotations(const mp_vit *model, const mp_vit_image *image, float
     const int32_t down = image->down, across = image->across, half = model->head_dim / 2;
     const size_t bytes = (size_t)half * sizeof *rotation;
     for (int32_t y = 0; y < down; y++)
-        make_rotation(model, y, rotation + 2 * (int64_t)image->place[y * across] * half);
+        make_rotation(model, y, 0, rotation + 2 * (int64_t)image->place[y * across] * half);
     for (int32_t x = 0; x < across; x++)
-        make_rotation(model, x, rotation + (2 * (int64_t)image->place[x] + 1) * half);
+        make_rotation(model, x, model->staggered ? 0.5 : 0, rotation + (2 * (int64_t)image->place[x] + 1) * half);
     for (int32_t y = 0; y < down; y++)
         for (int32_t x = 0; x < across; x++) {
             float *out = rotation + 2 * (int64_t)image->place[y * across + x] * half;

@@ -215,14 +215,12 @@ static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, con
         memcpy(x, patches + (int64_t)(image->patch + n - before) * hidden, bytes);
         if (model->embedding_norm.weight)
             mp_norm_row(&model->embedding_norm, x, x);
-        if (!model->positions)
-            return;
         const int patch = image->order ? image->order[n - before] : n - before;
         if (model->places)
             add_sides(model, patch / image->across, patch % image->across, x);
         else if (image->positions)
             call->add(image->positions + (int64_t)patch * hidden, hidden, x);
-        else
+        else if (model->positions)
             mp_vit_add_position(model, image->down, image->across, patch / image->across, patch % image->across,
                                 scratch, x);
     }
@@ -293,7 +291,7 @@ static void norm_heads(const mp_vit *model, const mp_vit_layer *layer, const flo
 
 /* Rotate queries and keys of axial networks, by line and column. */
 static void rotate(const work *w, int layer, int64_t row0, int64_t row1) {
-    const mp_rope rope = {.dim = w->model->head_dim, .neox = true};
+    const mp_rope rope = {.dim = w->model->head_dim, .neox = w->model->neox};
     const mp_norm none = {0};
     const mp_vit *model = w->model;
     int64_t first, end;

@@ -56,10 +56,13 @@ typedef struct mp_vit {
     bool any_size;              /* images of other sizes are accepted, with interpolated positions; otherwise each side
                                  * of an image must have patch * grid pixels */
     bool smooth;                /* interpolate with the antialiasing filter when downscaling */
+    bool linear;                /* smooth: interpolate linearly, not cubically */
     bool aligned;               /* interpolate linearly, with the corners of both grids in the same place */
     bool gated, attention_pool;
     bool root_norms;        /* RMS norms, without biases */
     bool axial;             /* two-dimensional rotary positions: see mp_vit_image.place */
+    bool staggered;         /* axial: the frequencies of columns lie between those of lines */
+    bool neox;              /* axial: rotary pairs are (i, i + d/2), not (2i, 2i + 1) */
     bool normed_heads;      /* axial: see MP_VIT_NORMED_HEADS */
     bool channels_last;     /* inputs of a patch are ordered line, column, channel; otherwise channel, line, column */
     int32_t places;         /* columns, and lines, that have learned positions; 0: each patch has one position */
@@ -131,7 +134,8 @@ uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute co
 /* ---- positions (image/positions.c) ------------------------------------------------------------------------------- */
 
 /* Add to x [hidden] the position of patch (y, x0) in a grid of down * across, interpolated from the model's grid as
- * torch's bicubic does, or its bilinear if the model is `aligned`. scratch: mp_vit_position_scratch floats. */
+ * torch's bicubic does, or its bilinear if the model is `aligned` or `linear`. scratch: mp_vit_position_scratch
+ * floats. */
 void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int32_t y, int32_t x0, float *scratch,
                          float *x);
 size_t mp_vit_position_scratch(const mp_vit *model);

@@ -511,15 +511,17 @@ static mp_status place_slab(const mp_builder *builder, size_t bytes, mp_lease *l
     return MP_OK;
 }
 
-/* Allocates, for each thread, scratch for rows that are converted before they are packed, and charges it to the budget.
- * Does nothing if no matrix needs conversion. */
+/* Allocates, for each thread, scratch for rows that are converted before they are packed, and charges it to the budget,
+ * with the matrices that the builder owns. Does nothing if there is neither. */
 static mp_status make_scratch(const mp_builder *builder, const mp_lease *lease, mp_budget *budget, pack_run *run,
                               mp_error *error) {
     const mp_weight_store *store = builder->store;
+    size_t taken = 0;
     for (int i = 0; i < store->count; i++) {
         const mp_build_job *job = &store->jobs[i];
         if (!job->linear)
             continue;
+        taken += job->taken ? job->tensor.nbytes : 0;
         const mp_wmat *w = &job->linear->w[job->part];
         const size_t K = (size_t)w->K, head = (size_t)job->by_head.N;
         size_t bytes = (MP_PANEL_N + 1) * K * sizeof(float); /* convert_rows */
@@ -529,15 +531,15 @@ static mp_status make_scratch(const mp_builder *builder, const mp_lease *lease, 
             bytes = mp_scaled_scratch(job->tensor.dtype, w->kind, w->K);
         run->stride = mp_larger(run->stride, bytes);
     }
-    if (run->stride == 0)
+    if (run->stride == 0 && taken == 0)
         return MP_OK;
     run->stride = mp_arena_cost(run->stride);
     const size_t bytes = run->stride * (size_t)lease->threads;
-    if (mp_budget_take(budget, bytes)) {
-        run->charged = bytes;
+    if (mp_budget_take(budget, bytes + taken)) {
+        run->charged = bytes + taken;
         run->scratch = mp_alloc(bytes, MP_TAG_MISC);
     }
-    return run->scratch ? MP_OK : mp_fail_memory(error, bytes, "the rows of weights while they are packed");
+    return run->scratch ? MP_OK : mp_fail_memory(error, bytes + taken, "the rows of weights while they are packed");
 }
 
 static void drop_scratch(pack_run *run, mp_budget *budget) {

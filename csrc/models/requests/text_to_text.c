@@ -16,7 +16,7 @@ static void free_images(mp_text_images *images) {
     mp_free(images->runs);
 }
 
-/* Check that runs are in order within the prompt, and that together they use each tile once. */
+/* Check that runs are in order within the prompt, and that together they use all tiles. */
 static mp_status check_images(const mp_text_image_args *args, int32_t n_prompt, mp_error *error) {
     const size_t tiles_given = (size_t)args->n_tiles, runs = (size_t)args->n_runs;
     MP_TRY(mp_check_range("the number of tiles", args->n_tiles, 0, MP_TEXT_MAX_TILES, error));
@@ -34,7 +34,7 @@ static mp_status check_images(const mp_text_image_args *args, int32_t n_prompt, 
         const int32_t *span = args->spans + 3 * (ptrdiff_t)r;
         MP_TRY(mp_check_range("the start of a run", span[0], end, n_prompt - 1, error));
         MP_TRY(mp_check_range("the rows of a run", span[1], 1, n_prompt - span[0], error));
-        MP_TRY(mp_check_range("the tiles of a run", span[2], 1, args->n_tiles - tiles, error));
+        MP_TRY(mp_check_range("the tiles of a run", span[2], r == 0, args->n_tiles - tiles, error));
         end = (int64_t)span[0] + span[1];
         rows += span[1];
         tiles += span[2];
@@ -68,8 +68,11 @@ static bool copy_images(const mp_text_image_args *args, mp_text_images *to, uint
     mp_image_run next = {0};
     for (int32_t r = 0; r < args->n_runs; r++) {
         const int32_t *span = args->spans + 3 * (ptrdiff_t)r;
-        to->runs[r] = (mp_image_run){span[0], span[1], next.tile, span[2], next.source};
-        next.tile += span[2];
+        if (span[2] > 0) { /* otherwise the run shows further rows of the same tiles */
+            next.tile += next.tiles;
+            next.tiles = span[2];
+        }
+        to->runs[r] = (mp_image_run){span[0], span[1], next.tile, next.tiles, next.source};
         next.source += span[1];
     }
     return true;

@@ -6,6 +6,7 @@
 #include "models/vision/vision.h"
 
 enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24, MAX_ENCODER_LAYERS = 1024 };
+static const float NORM_EPS = 1e-5f; /* no file stores the epsilon of a projector's norm: it is torch's default */
 
 void mp_vision_destroy(mp_vision *vision) {
     mp_free(vision->image_encoder.layers);
@@ -42,10 +43,13 @@ static mp_status read_linear(const mp_builder *builder, const char *name, int32_
                              (int32_t)tensor.shape[0], inputs, error);
 }
 
-/* first, second: names of the layers. A projector without `second` has one layer. */
+/* first, second: names of the layers. A projector without `second` has one layer. A merger that was read before them
+ * gives `first` its inputs. */
 static mp_status read_projector(const mp_vision *vision, const mp_builder *builder, const char *first,
                                 const char *second, mp_projector *projector, mp_error *error) {
-    const int32_t inputs = vision->image_encoder.hidden * (vision->averaged ? 1 : vision->merge * vision->merge);
+    const int32_t inputs = projector->merger.parts ? projector->merger.N
+                                                   : vision->image_encoder.hidden *
+                                                         (vision->averaged ? 1 : vision->merge * vision->merge);
     MP_TRY(read_linear(builder, first, second ? -1 : vision->width, inputs, &projector->first, error));
     if (!second)
         return MP_OK;
@@ -149,6 +153,12 @@ static mp_status read_projectors(mp_vision *vision, const mp_builder *builder, i
         return read_unweighted(vision, builder, last, error);
     if (vision->averaged)
         return read_averaged(vision, builder, last, error);
+    const int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge;
+    const mp_norm like = {.n = inputs, .eps = NORM_EPS};
+    if (mp_weights_has(weights, "mm.input_norm.weight"))
+        MP_TRY(mp_norm_read(&last->norm, builder, "mm.input_norm", like, MP_NORM_BIAS, 0, error));
+    if (mp_weights_has(weights, "mm.patch_merger.weight"))
+        MP_TRY(read_linear(builder, "mm.patch_merger", -1, inputs, &last->merger, error));
     return read_projector(vision, builder, "mm.0", mp_weights_has(weights, "mm.2.weight") ? "mm.2" : NULL, last, error);
 }
 
@@ -174,7 +184,7 @@ mp_status mp_vision_read(const mp_load_args *args, const mp_builder *builder, in
     own.unpacked = MP_UNPACKED_NONE;
     MP_TRY(mp_vit_read(&vision->image_encoder, &own, args->spec, arch->flags, norm, error));
     MP_TRY(read_projectors(vision, &own, layers, error));
-    if ((!vision->image_encoder.axial && vision->image_encoder.grid % vision->merge) ||
+    if ((!vision->image_encoder.any_size && vision->image_encoder.grid % vision->merge) ||
         (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
                             "a divisor of the patches per side", "%d of %d", vision->merge, vision->image_encoder.grid);

@@ -352,7 +352,8 @@ bool mp_images_computing(const mp_image_store *store, const mp_text_request *req
 
 /* Operations of one row in the projector. */
 static uint64_t project_ops(const mp_projector *projector) {
-    return 2 * ((uint64_t)projector->first.K * (uint64_t)projector->first.N +
+    return 2 * ((uint64_t)projector->merger.K * (uint64_t)projector->merger.N +
+                (uint64_t)projector->first.K * (uint64_t)projector->first.N +
                 (uint64_t)projector->second.K * (uint64_t)projector->second.N);
 }
 
@@ -402,6 +403,7 @@ typedef struct job_run {
     size_t own_bytes;
     int32_t rows;     /* rows of a part in the projector */
     float *gathered;  /* [rows, gathered_step] */
+    float *merged;    /* [rows, merger.N] of the projector, or NULL */
     float *inner;     /* [rows, first.N] of the projector, or NULL */
     uint8_t *acts;
 } job_run;
@@ -422,21 +424,23 @@ static void take_patch(const mp_vision *vision, const mp_vit_image *image, const
 }
 
 /* Gathers row `index` of the tile as input of a projector: the patches line by line, side by side, normed. For means of
- * patches, `out` has space for one patch more. */
+ * patches and for mergers, `out` has space for one patch more. */
 static void gather(const mp_vision *vision, const mp_projector *projector, const mp_vit_image *image, const float *x,
                    int32_t index, float *out) {
     static const mp_norm none = {0};
-    const bool averaged = vision->averaged && projector == &vision->projectors[vision->taps];
-    const mp_norm *norm = averaged || !projector->norm.weight ? &vision->image_encoder.norm : &none;
+    const bool last = projector == &vision->projectors[vision->taps], averaged = vision->averaged && last;
+    const bool merges = projector->merger.parts > 0;
+    const mp_norm *norm = last ? &vision->image_encoder.norm : &none; /* taps norm the patches side by side */
     const int32_t hidden = vision->image_encoder.hidden, parts = vision->merge * vision->merge;
-    for (int32_t i = 0; i < parts; i++)
-        if (!averaged)
-            take_patch(vision, image, x, index, i, norm, out + (int64_t)i * hidden);
-        else {
-            take_patch(vision, image, x, index, i, norm, i == 0 ? out : out + hidden);
-            if (i > 0)
-                mp_kernels_get()->add(out + hidden, hidden, out);
-        }
+    float *const spare = out + (averaged ? hidden : parts * hidden);
+    for (int32_t i = 0; i < parts; i++) {
+        float *const to = merges || (averaged && i > 0) ? spare : averaged ? out : out + (int64_t)i * hidden;
+        take_patch(vision, image, x, index, i, norm, to);
+        if (averaged && i > 0)
+            mp_kernels_get()->add(spare, hidden, out);
+        for (int32_t k = 0; merges && k < hidden; k++)
+            out[(int64_t)k * parts + i] = spare[k];
+    }
     for (int32_t k = 0; averaged && k < hidden; k++)
         out[k] = out[k] / (float)parts * vision->mean_scale;
     for (int32_t k = 0; vision->mean_bias && k < hidden; k++)
@@ -445,9 +449,14 @@ static void gather(const mp_vision *vision, const mp_projector *projector, const
         mp_norm_row(&projector->norm, out, out);
 }
 
+static const mp_linear *input_of(const mp_projector *projector) {
+    return projector->merger.parts ? &projector->merger : &projector->first;
+}
+
 /* Components between two rows of `gathered`. */
 static int64_t gathered_step(const mp_vision *vision, const mp_projector *projector) {
-    return projector->first.K + (vision->averaged ? vision->image_encoder.hidden : 0);
+    const bool more = vision->averaged || projector->merger.parts;
+    return input_of(projector)->K + (more ? vision->image_encoder.hidden : 0);
 }
 
 /* Computes the vectors of a projector in rows [row0, row1) of the tile. The layers before it must be complete. */
@@ -468,7 +477,16 @@ static void project(const job_run *run, const mp_team_thread *thread, int index,
         gather(vision, projector, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r,
                run->gathered + r * step);
     mp_team_barrier(thread);
-    mp_linear_forward(first, thread, run->gathered, step, M, run->acts, NULL, NULL, two ? &activate : &plain,
+    const float *in = run->gathered;
+    int64_t ld_in = step;
+    if (projector->merger.parts) {
+        mp_linear_forward(&projector->merger, thread, in, step, M, run->acts, NULL, NULL, &plain, run->merged,
+                          projector->merger.N);
+        in = run->merged;
+        ld_in = projector->merger.N;
+        mp_team_barrier(thread);
+    }
+    mp_linear_forward(first, thread, in, ld_in, M, run->acts, NULL, NULL, two ? &activate : &plain,
                       two ? run->inner : out, two ? first->N : ld);
     if (!two)
         return;
@@ -553,7 +571,8 @@ static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lea
     const int part_rows = mp_vit_part_rows(image_encoder, job->image.n, part_ops);
     const size_t f = sizeof(float), count = (size_t)run->rows, threads = run->own_bytes * (size_t)lease->threads;
     const size_t gathered = mp_arena_cost(count * (size_t)gathered_step(vision, last) * f);
-    size_t inner = 0, acts = 0;
+    const size_t merged = last->merger.parts ? mp_arena_cost(count * (size_t)last->merger.N * f) : 0;
+    size_t inner = 0, acts = merged ? mp_arena_cost(mp_linear_scratch(&last->merger, run->rows)) : 0;
     for (int p = 0; p <= vision->taps; p++) {
         const mp_projector *projector = &vision->projectors[p];
         const bool two = projector->second.parts > 0;
@@ -562,14 +581,15 @@ static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lea
         acts = mp_larger(acts, two ? mp_arena_cost(mp_linear_scratch(&projector->second, run->rows)) : 0);
     }
     const size_t network = mp_arena_cost(mp_vit_part_bytes(image_encoder, part_rows, 1)),
-                 projector = gathered + inner + acts;
+                 projector = gathered + merged + inner + acts;
     const size_t part = network > projector ? network : projector;
     MP_TRY(store_reserve(store, &store->scratch, mp_arena_cost(threads) + part, error));
     run->own = mp_arena_take(&store->scratch, mp_arena_cost(threads));
     uint8_t *memory = mp_arena_take(&store->scratch, part); /* used first by the network, then by the projector */
     run->gathered = (float *)(void *)memory;
-    run->inner = inner ? (float *)(void *)(memory + gathered) : NULL;
-    run->acts = memory + gathered + inner;
+    run->merged = merged ? (float *)(void *)(memory + gathered) : NULL;
+    run->inner = inner ? (float *)(void *)(memory + gathered + merged) : NULL;
+    run->acts = memory + gathered + merged + inner;
     run->pass = (mp_vit_pass){
         .model = image_encoder,
         .images = &job->image,

@@ -2,6 +2,8 @@
  * into rows of the decoder's width. These rows replace the token embeddings at the placeholders of the prompt.
  *
  *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
+ *   pixels -> image network -> [norm] -> merge * merge patches side by side -> norm -> linear -> act -> linear -> rows
+ *   pixels -> image network -> norm -> merge * merge patches -> linear (merger) -> linear -> act -> linear -> rows
  *   pixels -> image network -> norm -> mean of merge * merge patches -> norm -> linear -> rows  (Gemma 3)
  *   pixels -> image network -> [mean of merge * merge patches -> scale] -> norm -> linear -> rows  (Gemma 4)
  *
@@ -32,7 +34,9 @@ enum { MP_VISION_MAX_PATCHES = 16384 /* in one tile */, MP_VISION_MAX_TAPS = 8 }
 
 typedef struct mp_projector {
     int32_t layers;          /* it reads the patches after this number of layers of the image network */
-    mp_norm norm;            /* taps: norms merge * merge patches, side by side, as one row; means: norms the mean */
+    mp_norm norm;            /* norms merge * merge patches, side by side, as one row; means: norms the mean */
+    mp_linear merger;        /* joins merge * merge patches to one, before `first`; without parts: `first` reads them.
+                              * It reads the first component of all patches, then the second, and so on */
     mp_linear first, second; /* second: without parts if the projector has only one layer */
 } mp_projector;
 

@@ -14,7 +14,7 @@ from .rows import Architecture, Config, Tensor, layer
 _COMMON: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
 #: Defaults of transformers' Ministral3Config and MistralConfig, by ``model_type``; the ``text_config`` of a vision
 #: model omits such values.
-_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "ministral3": {**_COMMON, "vocab_size": 131072, "num_hidden_layers": 34, "max_position_embeddings": 262144},
     "mistral": {**_COMMON, "vocab_size": 32000, "num_hidden_layers": 32, "max_position_embeddings": 131072,
                 "rms_norm_eps": 1e-6}}
@@ -27,9 +27,9 @@ _ROPE: dict[str, Any] = {
 def _read_ministral(config: Fields, row: Architecture) -> Config:
     if config.get("model_type") == "mistral3":
         kind = config.section("text_config").str("model_type", "ministral3")
-        if kind not in _TEXT_DEFAULTS:
-            config.section("text_config").fail("model_type", describe(kind), " or ".join(_TEXT_DEFAULTS))
-        config = text_config(config, _TEXT_DEFAULTS[kind])
+        if kind not in TEXT_DEFAULTS:
+            config.section("text_config").fail("model_type", describe(kind), " or ".join(TEXT_DEFAULTS))
+        config = text_config(config, TEXT_DEFAULTS[kind])
     if config.get("model_type") == "ministral3" and not {"rope_parameters", "rope_scaling"} & set(config):
         config = Fields({**config.values, "rope_parameters": _ROPE}, file=config.file, at=config.at)
     return read_decoder(config, row)

@@ -17,7 +17,7 @@ from ..families.reading import MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, activation
 from ..fields import Fields, describe
 from ..spec import Value
 
-_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class NetworkSpec:
             self.add(f"{source}.bias", "v.patch_embd.bias", self.hidden_size)
 
 
-def _square_side(config: Fields, key: str, default: int) -> int:
+def square_side(config: Fields, key: str, default: int) -> int:
     """Return the side of a square, in pixels: one number, or a list of two equal numbers."""
     value = config.get(key)
     if type(value) is list:
@@ -117,12 +117,12 @@ def _square_side(config: Fields, key: str, default: int) -> int:
     return config.int(key, default, low=1, high=1 << 14)
 
 
-def _read_common(config: Fields, arch: str, defaults: dict[str, int | float | str]) -> tuple[NetworkSpec, set[str]]:
+def read_common(config: Fields, arch: str, defaults: dict[str, int | float | str]) -> tuple[NetworkSpec, set[str]]:
     """Read the hyper-parameters that CLIP, SigLIP and DINOv2 share; return the network and the keys read."""
     hidden = config.int("hidden_size", defaults["hidden_size"], low=1, high=MAX_WIDTH)
     heads = config.int("num_attention_heads", defaults["num_attention_heads"], low=1, high=MAX_WIDTH)
-    patch = _square_side(config, "patch_size", int(defaults["patch_size"]))
-    image = _square_side(config, "image_size", int(defaults["image_size"]))
+    patch = square_side(config, "patch_size", int(defaults["patch_size"]))
+    image = square_side(config, "image_size", int(defaults["image_size"]))
     if hidden % heads:
         config.fail("num_attention_heads", heads, f"a divisor of hidden_size, {hidden}")
     if image < patch:
@@ -138,7 +138,7 @@ def _read_common(config: Fields, arch: str, defaults: dict[str, int | float | st
                                                                      above=0.0),
         f"{arch}.vision.patch_size": patch,
         f"{arch}.vision.image_size": image,
-        "mpool.image.activation": activation(config, "hidden_act", str(defaults["hidden_act"]), _ACTIVATIONS),
+        "mpool.image.activation": activation(config, "hidden_act", str(defaults["hidden_act"]), ACTIVATIONS),
         "mpool.pooling": ["cls"], "mpool.normalize": False, "mpool.dense_count": 0,
     }
     network = NetworkSpec(arch, kv, hidden_size=hidden, output_size=hidden, patch_size=patch, image_size=image)
@@ -151,7 +151,7 @@ def _patch_count(network: NetworkSpec) -> int:
     return (network.image_size // network.patch_size) ** 2
 
 
-def _layer_count(network: NetworkSpec) -> int:
+def layer_count(network: NetworkSpec) -> int:
     """Return the number of layers of an image encoder."""
     count = network.kv[f"{network.architecture}.vision.block_count"]
     assert isinstance(count, int)
@@ -164,7 +164,7 @@ def read_dinov2(config: Fields) -> NetworkSpec:
     """Read DINOv2 (https://arxiv.org/abs/2304.07193), without or with registers (https://arxiv.org/abs/2309.16588)."""
     registers = config.get("model_type") == "dinov2_with_registers"
     arch = "dinov2_with_registers" if registers else "dinov2"
-    network, known = _read_common(config, arch, {
+    network, known = read_common(config, arch, {
         "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 16 if registers else 14,
         "image_size": 224, "layer_norm_eps": 1e-6, "hidden_act": "gelu"})
     d, gated, bias = network.hidden_size, config.bool("use_swiglu_ffn", False), config.bool("qkv_bias", True)
@@ -189,7 +189,7 @@ def read_dinov2(config: Fields) -> NetworkSpec:
         if count:
             network.reshaped("embeddings.register_tokens", "v.register_embd", (1, count, d), (count, d))
     network.norm("layernorm", "v.post_ln")
-    for i in range(_layer_count(network)):
+    for i in range(layer_count(network)):
         source, target = f"encoder.layer.{i}", f"v.blk.{i}"
         for name, short in (("query", "q"), ("key", "k"), ("value", "v")):
             network.linear(f"{source}.attention.attention.{name}", f"{target}.attn_{short}", d, d, bias)
@@ -260,11 +260,11 @@ def _add_layers(network: NetworkSpec, config: Fields, known: set[str], ffn: int)
     rows = _patch_count(network) + (arch == "clip")
     network.add("vision_model.embeddings.position_embedding.weight", "v.position_embd.weight", rows, d)
     network.norm("vision_model.post_layernorm", "v.post_ln")
-    for i in range(_layer_count(network)):
-        _add_layer(network, f"vision_model.encoder.layers.{i}", f"v.blk.{i}", ffn, ("attn_out", "ln1", "ln2"))
+    for i in range(layer_count(network)):
+        add_layer(network, f"vision_model.encoder.layers.{i}", f"v.blk.{i}", ffn, ("attn_out", "ln1", "ln2"))
 
 
-def _add_layer(network: NetworkSpec, source: str, target: str, ffn: int, names: tuple[str, str, str]) -> None:
+def add_layer(network: NetworkSpec, source: str, target: str, ffn: int, names: tuple[str, str, str]) -> None:
     """Add a layer of CLIP or SigLIP, whose image and text encoders store the same tensors.
 
     Args:
@@ -287,7 +287,7 @@ def _add_layer(network: NetworkSpec, source: str, target: str, ffn: int, names: 
 def read_clip(config: Fields) -> NetworkSpec:
     """Read the image encoder of CLIP (https://arxiv.org/abs/2103.00020), with its projection."""
     vision = _vision_section(config)
-    network, known = _read_common(vision, "clip", {
+    network, known = read_common(vision, "clip", {
         "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 32, "image_size": 224,
         "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"})
     network.patches("vision_model.embeddings.patch_embedding", bias=False)
@@ -307,7 +307,7 @@ def read_siglip(config: Fields) -> NetworkSpec:
     """Read the image encoder of SigLIP (https://arxiv.org/abs/2303.15343) or of a SigLIP 2 with a fixed image size
     (https://arxiv.org/abs/2502.14786), with its attention pooling."""
     vision = _vision_section(config)
-    network, known = _read_common(vision, "siglip", {
+    network, known = read_common(vision, "siglip", {
         "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 16, "image_size": 224,
         "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"})
     if not vision.bool("vision_use_head", True):
@@ -342,7 +342,7 @@ def read_vision_encoder(vision: Fields, arch: str, layers: int, norm: bool,
         defaults: defaults of the vision model's configuration class that differ from the encoder's.
     """
     clip = arch == "clip"
-    network, known = _read_common(vision, arch, {
+    network, known = read_common(vision, arch, {
         "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 32 if clip else 16,
         "image_size": 224, "layer_norm_eps": 1e-5 if clip else 1e-6,
         "hidden_act": "quick_gelu" if clip else "gelu_pytorch_tanh", **(defaults or {})})
@@ -403,7 +403,7 @@ def _qwen_sizes(vision: Fields, arch: str) -> tuple[dict[str, Value], set[str]]:
     width, default = usual["width"]
     hidden = vision.int(width, default, low=1, high=MAX_WIDTH)
     heads = vision.int("num_heads", 16, low=1, high=MAX_WIDTH)
-    patch, merge = _square_side(vision, "patch_size", usual["patch_size"]), vision.int("spatial_merge_size", 2, low=1,
+    patch, merge = square_side(vision, "patch_size", usual["patch_size"]), vision.int("spatial_merge_size", 2, low=1,
                                                                                        high=16)
     if hidden % heads:
         vision.fail("num_heads", heads, f"a divisor of {width}, {hidden}")
@@ -422,7 +422,7 @@ def _qwen_sizes(vision: Fields, arch: str) -> tuple[dict[str, Value], set[str]]:
         f"{arch}.vision.embedding_length": hidden, f"{arch}.vision.attention.head_count": heads,
         f"{arch}.vision.feed_forward_length": ffn, f"{arch}.vision.attention.layer_norm_epsilon": 1e-6,
         f"{arch}.vision.patch_size": patch, f"{arch}.vision.image_size": 16 * merge * patch,
-        "mpool.image.activation": activation(vision, "hidden_act", usual["hidden_act"], _ACTIVATIONS),
+        "mpool.image.activation": activation(vision, "hidden_act", usual["hidden_act"], ACTIVATIONS),
         "mpool.image.frames": vision.int("temporal_patch_size", 2, low=1, high=16), "mpool.image.rope_base": base,
         "mpool.vision.merge": merge,
     }, {width, usual["output"][0], "num_heads", "patch_size", "spatial_merge_size", "in_channels", "in_chans",
@@ -556,7 +556,7 @@ def read_gemma4(vision: Fields, unified: bool) -> tuple[NetworkSpec, int]:
         f"{arch}.vision.block_count": layers, f"{arch}.vision.feed_forward_length": ffn,
         f"{arch}.vision.attention.head_count": heads,
         f"{arch}.vision.attention.layer_norm_epsilon": vision.number("rms_norm_eps", 1e-6, above=0.0),
-        "mpool.image.activation": activation(vision, "hidden_activation", "gelu_pytorch_tanh", _ACTIVATIONS),
+        "mpool.image.activation": activation(vision, "hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
         "mpool.image.gated": True, "mpool.image.frames": 1, "mpool.image.rope_base": base,
         "mpool.image.places": places}
     network.add("patch_embedder.input_proj.weight", "v.patch_embd.weight", hidden, inputs)
@@ -628,7 +628,7 @@ def read_text(config: Fields, kind: str) -> NetworkSpec:
         f"{arch}.feed_forward_length": ffn, f"{arch}.attention.head_count": heads, f"{arch}.vocab_size": vocabulary,
         f"{arch}.attention.causal": clip,
         f"{arch}.attention.layer_norm_epsilon": text.number("layer_norm_eps", 1e-5 if clip else 1e-6, above=0.0),
-        "mpool.activation": activation(text, "hidden_act", "quick_gelu" if clip else "gelu_pytorch_tanh", _ACTIVATIONS),
+        "mpool.activation": activation(text, "hidden_act", "quick_gelu" if clip else "gelu_pytorch_tanh", ACTIVATIONS),
         "mpool.pooling": ["lasttoken"], "mpool.normalize": False, "mpool.dense_count": 1,
         "mpool.dense.0.activation": "identity",
     }, hidden_size=d, output_size=output)
@@ -639,7 +639,7 @@ def read_text(config: Fields, kind: str) -> NetworkSpec:
     network.add("text_model.embeddings.position_embedding.weight", "position_embd.weight", positions, d)
     network.norm("text_model.final_layer_norm", "output_norm")
     for i in range(layers):
-        _add_layer(network, f"text_model.encoder.layers.{i}", f"blk.{i}", ffn,
+        add_layer(network, f"text_model.encoder.layers.{i}", f"blk.{i}", ffn,
                    ("attn_output", "attn_norm", "ffn_norm"))
     if clip:
         network.add("text_projection.weight", "dense.0.weight", output, d)

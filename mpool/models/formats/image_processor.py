@@ -24,19 +24,19 @@ VIDEO_NAME = "video_preprocessor_config.json"
 
 #: Maximum side of an image after resizing or cropping, in pixels.
 MAX_SIDE = 4096
-_CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-_HALVES = [0.5, 0.5, 0.5]
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+HALVES = [0.5, 0.5, 0.5]
 
 #: Class name of an image processor, without the suffix Fast or Pil -> its defaults.
 _CLASSES: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
-                           "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},
+                           "do_center_crop": True, "resample": 3, "mean": CLIP_MEAN, "std": CLIP_STD},
     "BitImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
-                          "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},
+                          "do_center_crop": True, "resample": 3, "mean": CLIP_MEAN, "std": CLIP_STD},
     "SiglipImageProcessor": {"size": {"height": 224, "width": 224}, "crop_size": None, "do_center_crop": False,
-                             "resample": 3, "mean": _HALVES, "std": _HALVES},
+                             "resample": 3, "mean": HALVES, "std": HALVES},
     "ViTImageProcessor": {"size": {"height": 224, "width": 224}, "crop_size": None, "do_center_crop": False,
-                          "resample": 2, "mean": _HALVES, "std": _HALVES},
+                          "resample": 2, "mean": HALVES, "std": HALVES},
 }
 _CLASSES["LlavaImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "pads": True}
 #: Produces tiles in addition to the whole image. Its ``do_pad`` pads batches, which does not change an image.
@@ -50,11 +50,11 @@ _CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
 _PAN = frozenset(("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops",
                   "pan_and_scan_min_ratio_to_activate"))
 
-_READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
+READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
          "do_center_crop", "do_pad", "image_grid_pinpoints", "do_rescale", "rescale_factor",
          "do_normalize", "image_mean", "image_std"}
 #: Keys without effect -> values for which they have no effect; None: any value.
-_NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "do_convert_rgb": None, "processor_class": None, "_processor_class": None, "_valid_processor_keys": None,
     "data_format": ("channels_first",), "input_data_format": (None,), "return_tensors": None, "device": None,
     "aspect_ratio_setting": ("anyres",), "disable_grouping": None, "default_to_square": None, "pad_size": (None,),
@@ -103,7 +103,7 @@ def configuration(folder: Folder) -> Fields:
     return folder.fields(NAME)
 
 
-def _config_of(folder: Folder, *classes: str) -> Fields:
+def config_of(folder: Folder, *classes: str) -> Fields:
     """Return the image processor's configuration if it is of one of ``classes``; without a class, it is of the first.
 
     Raises:
@@ -176,7 +176,7 @@ def check_keys(config: Fields, known: set[str], neutral: Mapping[str, tuple[Any,
                               "for images")
 
 
-def _read_scaling(config: Fields, mean: list[float], std: list[float], normalize: bool = True) -> dict[str, Value]:
+def read_scaling(config: Fields, mean: list[float], std: list[float], normalize: bool = True) -> dict[str, Value]:
     """Return the hyper-parameters of the rescaling and normalisation that the C core applies to pixels. ``normalize``:
     default of ``do_normalize``."""
     kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
@@ -212,10 +212,10 @@ def read_tiling(folder: Folder) -> TilingProcessor:
     Raises:
         FormatError, Unsupported: on the conditions of :func:`read`.
     """
-    config = _config_of(folder, "Idefics3ImageProcessor", "SmolVLMImageProcessor")
-    check_keys(config, (_READ - {"crop_size", "do_center_crop", "image_grid_pinpoints"})
+    config = config_of(folder, "Idefics3ImageProcessor", "SmolVLMImageProcessor")
+    check_keys(config, (READ - {"crop_size", "do_center_crop", "image_grid_pinpoints"})
                | {"max_image_size", "do_image_splitting"},
-               {**_NEUTRAL, "return_row_col_info": None, "video_sampling": None, "crop_size": (None,),
+               {**NEUTRAL, "return_row_col_info": None, "video_sampling": None, "crop_size": (None,),
                 "do_center_crop": (False,)})
 
     def edge(key: str, default: int) -> int:
@@ -228,7 +228,7 @@ def read_tiling(folder: Folder) -> TilingProcessor:
     return TilingProcessor(
         edge("max_image_size", 364), edge("size", 4 * 364) if config.bool("do_resize", True) else None,
         config.bool("do_image_splitting", True), config.int("resample", 1, low=0, high=5),
-        _read_scaling(config, _HALVES, _HALVES))
+        read_scaling(config, HALVES, HALVES))
 
 
 @dataclass(frozen=True)
@@ -259,10 +259,10 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
     Raises:
         FormatError, Unsupported: on the conditions of :func:`read`.
     """
-    config = _config_of(folder, "Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor")
-    check_keys(config, (_READ - {"crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints"})
+    config = config_of(folder, "Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor")
+    check_keys(config, (READ - {"crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints"})
                | {"min_pixels", "max_pixels", "patch_size", "merge_size", "temporal_patch_size"},
-               {**_NEUTRAL, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,)})
+               {**NEUTRAL, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,)})
     min_pixels, max_pixels = 56 * 56, 28 * 28 * 1280
     size = config.section("size", None)
     if size is not None:
@@ -275,7 +275,7 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
     return DynamicSizeProcessor(
         config.int("patch_size", 14, low=1, high=256), config.int("merge_size", 2, low=1, high=16), min_pixels,
         max_pixels, config.bool("do_resize", True), config.int("resample", 3, low=0, high=5),
-        _read_scaling(config, _CLIP_MEAN, _CLIP_STD))
+        read_scaling(config, CLIP_MEAN, CLIP_STD))
 
 
 def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int) -> tuple[tuple[int, int] | None, int | None,
@@ -344,15 +344,15 @@ def read_fitting(folder: Folder, pixels_from_0: bool) -> FittingProcessor:
     Raises:
         FormatError, Unsupported: on the conditions of :func:`read`.
     """
-    config = _config_of(folder, "Gemma4ImageProcessor", "Gemma4UnifiedImageProcessor")
-    check_keys(config, (_READ - {"size", "crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints", "do_resize"})
+    config = config_of(folder, "Gemma4ImageProcessor", "Gemma4UnifiedImageProcessor")
+    check_keys(config, (READ - {"size", "crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints", "do_resize"})
                | {"patch_size", "pooling_kernel_size", "max_soft_tokens"},
-               {**_NEUTRAL, "size": (None,), "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,),
+               {**NEUTRAL, "size": None, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,),
                 "do_resize": (True,)})
     rows = config.int("max_soft_tokens", 280)
     if rows not in GEMMA4_ROWS:
         config.fail("max_soft_tokens", rows, ", ".join(map(str, GEMMA4_ROWS)))
-    kv = _read_scaling(config, [0.0] * 3, [1.0] * 3, normalize=False)
+    kv = read_scaling(config, [0.0] * 3, [1.0] * 3, normalize=False)
     return FittingProcessor(
         config.int("patch_size", 16, low=1, high=256), config.int("pooling_kernel_size", 3, low=1, high=16), rows,
         config.int("resample", 3, low=0, high=5), kv if pixels_from_0 else centred(kv))
@@ -374,7 +374,7 @@ def read_pan(folder: Folder) -> tuple[Processor, tuple[int, int, float] | None]:
     Raises:
         FormatError, Unsupported: on the conditions of :func:`read`.
     """
-    config = _config_of(folder, "Gemma3ImageProcessor")
+    config = config_of(folder, "Gemma3ImageProcessor")
     processor = _processor(config, _PAN)
     if not config.bool("do_pan_and_scan", False):
         return processor, None
@@ -399,7 +399,7 @@ def _processor(config: Fields, more: frozenset[str] = frozenset()) -> Processor:
     plain = _plain(name)
     if plain not in _CLASSES:
         config.fail("image_processor_type", describe(name), ", ".join(sorted(_CLASSES)))
-    check_keys(config, _READ | more, _NEUTRAL)
+    check_keys(config, READ | more, NEUTRAL)
     defaults = _CLASSES[plain]
     resize: tuple[str, int] | tuple[str, int, int] | None = None
     crop: tuple[int, int] | None = None
@@ -409,7 +409,7 @@ def _processor(config: Fields, more: frozenset[str] = frozenset()) -> Processor:
     if config.bool("do_center_crop", defaults["do_center_crop"]):
         box = _read_size(config, "crop_size", defaults["crop_size"])
         crop = box["height"], box["width"]
-    kv = _read_scaling(config, defaults["mean"], defaults["std"])
+    kv = read_scaling(config, defaults["mean"], defaults["std"])
     grid = () if "grid" not in defaults else pinpoints(config, defaults["grid"])
     if "image_grid_pinpoints" in config and not grid:
         config.fail("image_grid_pinpoints", "set", f"no such key for {plain}")
@@ -441,7 +441,7 @@ def _read_padding(config: Fields, pads: bool) -> tuple[int, int, int] | None:
     if not pads:
         raise Unsupported(f"{config.file}: {config.name('do_pad')} is true, which mpool supports only for "
                           "LlavaImageProcessor")
-    return padding_color(_read_three(config, "image_mean", _CLIP_MEAN))
+    return padding_color(_read_three(config, "image_mean", CLIP_MEAN))
 
 
 def padding_color(mean: Sequence[float]) -> tuple[int, int, int]:

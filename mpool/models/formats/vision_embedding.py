@@ -17,7 +17,7 @@ from ..files import Folder
 from ..json_strict import shorten
 from ..layout import TRANSFORMER_CONFIGS
 from ..spec import EmbeddingSettings, ModelDescription, VisionSettings
-from . import hf_parts, scoring, sentence_folder, vision_folder
+from . import hf_parts, scoring, sentence_folder, vision_folder, vision_model
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _with_pixels(settings: VisionSettings, pixels: tuple[int | None, int | None]
     if settings.pixels is None:
         raise Unsupported("processing_kwargs.image sets a number of pixels, which this image processor does not use")
     least, most = (own if given is None else given for own, given in zip(settings.pixels, pixels))
-    most = min(most, vision_folder.MAX_PATCHES * settings.image.patch_size ** 2)
+    most = min(most, vision_model.MAX_PATCHES * settings.image.patch_size ** 2)
     return replace(settings, pixels=(min(least, most), most))
 
 

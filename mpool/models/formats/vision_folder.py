@@ -24,24 +24,31 @@ from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VideoSettings, VisionSettings
-from . import hf_config, hf_parts, hf_quantised, image_folder, image_networks, image_processor, safetensors_header
+from . import (
+    hf_config,
+    hf_parts,
+    hf_quantised,
+    image_folder,
+    image_networks,
+    image_processor,
+    internvl,
+    lfm2_vl,
+    pixtral,
+    safetensors_header,
+)
 from .chat_templates import template
 from .image_networks import NetworkSpec
+from .vision_model import (
+    MAX_PATCHES,
+    MAX_TILES,
+    PROJECTOR_ACTS,
+    VisionModel,
+    add_ends,
+    image_token,
+    text_of,
+    used_layers,
+)
 
-#: Defaults of transformers' configuration classes, by ``model_type``, for keys that ``text_config`` leaves out.
-_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-              "num_attention_heads": 32, "max_position_embeddings": 2048},
-    "mistral": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072},
-    "qwen2": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
-              "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768},
-}
-#: Maximum number of tiles of one image.
-MAX_TILES = 64
-#: Maximum number of patches of an image of any size, as in the C core. Larger images are downscaled.
-MAX_PATCHES = 16384
-_PROJECTOR_ACTS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 #: Patterns of tensor names -> (part of the model, name within the part). Versions of transformers differ in the names.
 _NAMES = (
     (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\..+)"), "text", r"\1"),
@@ -65,79 +72,22 @@ _NAMES = (
 )
 
 
-@dataclass
-class VisionModel:
-    """A vision model as a family's reader finds it in ``config.json``.
-
-    Attributes:
-        name: name of the model's row in ``csrc/models/archs.def``.
-        text: configuration of the decoder.
-        encoder: image encoder, up to the layer whose hidden states are used.
-        projector: the projector; only the tensors of this spec are used.
-        kv: hyper-parameters of the whole model.
-        read_settings: function that reads the image processor's configuration from the model folder and returns the
-            image settings and the processor's hyper-parameters.
-    """
-
-    name: str
-    text: Fields
-    encoder: NetworkSpec
-    projector: NetworkSpec
-    kv: dict[str, Value]
-    read_settings: Callable[[Folder], tuple[VisionSettings, dict[str, Value]]]
-
-
 # ---- LLaVA -----------------------------------------------------------------------------------------------------------
-
-def _text_of(config: Fields) -> Fields:
-    """Return the decoder's configuration with defaults filled in.
-
-    Args:
-        config: the model's ``config.json``. Its token ids apply where ``text_config`` has none.
-    """
-    section = config.section("text_config")
-    kind = section.str("model_type", "llama")
-    if kind not in _TEXT_DEFAULTS:
-        section.fail("model_type", describe(kind), ", ".join(sorted(_TEXT_DEFAULTS)))
-    values = {**_TEXT_DEFAULTS[kind], "model_type": kind, **section.values}
-    values.pop("architectures", None)  # may name a class outside transformers, such as SmolVLM's VLlama3ForCausalLM
-    values["tie_word_embeddings"] = section.bool("tie_word_embeddings", False) \
-        or config.bool("tie_word_embeddings", False)
-    for name in ("eos_token_id", "bos_token_id"):
-        if values.get(name) is None and config.get(name) is not None:
-            values[name] = config.get(name)
-    return Fields(values, file=config.file, at=section.at)
-
-
-def _used_layers(config: Fields, layers: int) -> int:
-    """Return the number of image-encoder layers to compute for ``vision_feature_layer``, an index into the encoder's
-    hidden states."""
-    value = config.get("vision_feature_layer")
-    if isinstance(value, list):
-        raise Unsupported(f"{config.file}: vision_feature_layer is {describe(value)}; mpool supports a single layer")
-    index = config.int("vision_feature_layer", -2)
-    used = index if index >= 0 else layers + 1 + index
-    if not 1 <= used <= layers:
-        config.fail("vision_feature_layer", index, f"1 to {layers}, or -{layers} to -1")
-    return used
-
-
-def _image_token(config: Fields, default: int) -> int:
-    """Return the id of the image placeholder token, which has one of two keys."""
-    return config.int("image_token_id" if "image_token_id" in config else "image_token_index", default, low=0)
-
 
 def read_llava(config: Fields) -> VisionModel:
     """Read LLaVA 1.5 (https://arxiv.org/abs/2310.03744) or LLaVA 1.6, which also encodes tiles of an image
     (https://llava-vl.github.io/blog/2024-01-30-llava-next)."""
     tiled = config.str("model_type") == "llava_next"
-    text, vision = _text_of(config), config.section("vision_config")
+    if not tiled and config.section("vision_config").get("model_type") == "pixtral":
+        return pixtral.read(config)
+    text, vision = text_of(config), config.section("vision_config")
     kind = vision.str("model_type", "clip_vision_model")
     if kind not in ("clip_vision_model", "siglip_vision_model"):
-        vision.fail("model_type", describe(kind), "clip_vision_model, siglip_vision_model")
+        vision.fail("model_type", describe(kind), "clip_vision_model, siglip_vision_model"
+                    + ("" if tiled else ", pixtral"))
     clip = kind == "clip_vision_model"
     layers = vision.int("num_hidden_layers", 12, low=1, high=1024)
-    encoder = image_networks.read_vision_encoder(vision, "clip" if clip else "siglip", _used_layers(config, layers),
+    encoder = image_networks.read_vision_encoder(vision, "clip" if clip else "siglip", used_layers(config, layers),
                                                  norm=False)
     select = config.str("vision_feature_select_strategy", "default", choices=("default", "full"))
     if select == "default" and not clip:
@@ -158,7 +108,7 @@ def read_llava(config: Fields) -> VisionModel:
             raise Unsupported(f"{config.file}: vision_feature_select_strategy is full; for models with tiles, mpool "
                               "supports only default, which drops the class tokens")
         projector.add("image_newline", "mm.image_newline", width)
-    token = _image_token(config, 32000)
+    token = image_token(config, 32000)
 
     def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
         processor = image_processor.read(folder)
@@ -176,7 +126,7 @@ def read_llava(config: Fields) -> VisionModel:
     return VisionModel("llava", text, encoder, projector, {
         "mpool.vision.image_encoder": encoder.architecture, "mpool.vision.image_token_id": token,
         "mpool.vision.keep_class": keep,
-        "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", _PROJECTOR_ACTS)}, read_settings)
+        "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", PROJECTOR_ACTS)}, read_settings)
 
 
 def _check_grid(config: Fields, encoder: NetworkSpec, processor: image_processor.Processor, folder: Folder) -> None:
@@ -202,7 +152,7 @@ _ROUNDED = frozenset((19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59
 
 def read_idefics3(config: Fields) -> VisionModel:
     """Read Idefics3 (https://arxiv.org/abs/2408.12637) or SmolVLM (https://arxiv.org/abs/2504.05299)."""
-    text, vision = _text_of(config), config.section("vision_config")
+    text, vision = text_of(config), config.section("vision_config")
     layers = vision.int("num_hidden_layers", 12, low=1, high=1024)
     encoder = image_networks.read_vision_encoder(vision, "siglip", layers, True, {
         "hidden_size": 1152, "num_attention_heads": 16, "num_hidden_layers": 12, "patch_size": 32, "image_size": 224})
@@ -213,7 +163,7 @@ def read_idefics3(config: Fields) -> VisionModel:
     if grid in _ROUNDED or grid >= 80:
         raise Unsupported(f"{config.file}: images have {grid} patches per side, for which transformers rounds "
                           "positions in a way that mpool does not reproduce")
-    token = _image_token(config, 128257)
+    token = image_token(config, 128257)
     check_neutral(config, {"text_config", "vision_config", "image_token_id", "scale_factor", "tie_word_embeddings",
                            "vocab_size"})
     projector = NetworkSpec("projector", {})
@@ -359,7 +309,7 @@ def read_qwen(config: Fields) -> VisionModel:
     width = text.int("hidden_size", low=1, high=MAX_WIDTH)
     if found.output != width:
         vision.fail(found.output_key, vision.get(found.output_key), f"{width}, the decoder's hidden_size")
-    token = _image_token(config, usual.token)
+    token = image_token(config, usual.token)
 
     def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
         processor = image_processor.read_dynamic_size(folder)
@@ -397,9 +347,7 @@ def read_gemma(config: Fields) -> VisionModel:
     values = {**GEMMA_TEXT, **{name: value for name, value in own.values.items() if value is not None},
               "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
               "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
-    for name in ("eos_token_id", "bos_token_id"):
-        if own.get(name) is None and config.get(name) is not None:
-            values[name] = config.get(name)
+    add_ends(values, config)
     text = Fields(values, file=config.file, at=own.at)
     width = text.int("hidden_size", low=1, high=MAX_WIDTH)
     check_neutral(config, {"text_config", "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index",
@@ -410,7 +358,7 @@ def read_gemma(config: Fields) -> VisionModel:
     if merge == 0 or grid % merge or grid // merge != isqrt(rows) or merge > 16:
         config.fail("mm_tokens_per_image", rows, f"the number of squares of equal size that {grid} x {grid} patches "
                     "have, of at most 16 x 16 patches each")
-    token = _image_token(config, 262144)
+    token = image_token(config, 262144)
     mark = config.int("boi_token_id" if "boi_token_id" in config else "boi_token_index", 255999, low=0)
     projector = NetworkSpec("projector", {})
     projector.add("mm_soft_emb_norm.weight", "mm.soft_emb_norm.weight", encoder.hidden_size)
@@ -444,9 +392,7 @@ def read_gemma4(config: Fields) -> VisionModel:
     encoder, merge = image_networks.read_gemma4(vision, unified)
     values = {**own.values, "model_type": f"{kind}_text", "architectures": ["Gemma4ForCausalLM"],
               "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
-    for name in ("eos_token_id", "bos_token_id"):
-        if own.get(name) is None and config.get(name) is not None:
-            values[name] = config.get(name)
+    add_ends(values, config)
     text = Fields(values, file=config.file, at=own.at)
     width = text.int("hidden_size", 2304, low=1, high=MAX_WIDTH)
     check_neutral(config, {"text_config", "vision_config", "audio_config", "tie_word_embeddings", "eos_token_id",
@@ -481,20 +427,23 @@ def read_gemma4(config: Fields) -> VisionModel:
 
 READERS: dict[str, Callable[[Fields], VisionModel]] = {
     "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3,
-    **dict.fromkeys(_QWEN_TEXT, read_qwen), "gemma3": read_gemma, "gemma4": read_gemma4, "gemma4_unified": read_gemma4}
+    **dict.fromkeys(_QWEN_TEXT, read_qwen), "gemma3": read_gemma, "gemma4": read_gemma4, "gemma4_unified": read_gemma4,
+    "lfm2_vl": lfm2_vl.read, "mistral3": pixtral.read, "internvl": internvl.read}
 #: Accepted values of ``architectures`` in config.json, by ``model_type``.
 CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
            "idefics3": ("Idefics3ForConditionalGeneration",),
            "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
            "gemma3": ("Gemma3ForConditionalGeneration",), "gemma4": ("Gemma4ForConditionalGeneration",),
            "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration",),
+           "lfm2_vl": ("Lfm2VlForConditionalGeneration",), "mistral3": ("Mistral3ForConditionalGeneration",),
+           "internvl": ("InternVLForConditionalGeneration",),
            "qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
            "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
            "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
            "qwen3_5": ("Qwen3_5ForConditionalGeneration",), "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",)}
-#: Values of ``model_type`` whose folders are read as language models if they have no image processor, or if their
-#: weights are quantised.
-_OPTIONAL = ("gemma3", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe")
+#: Values of ``model_type`` whose folders are read as language models if they have no image processor, if
+#: ``vision_config`` is null, or if their weights are quantised.
+_OPTIONAL = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
 
 
 def sees(folder: Folder, config: Fields, images: bool = True) -> bool:
@@ -503,7 +452,8 @@ def sees(folder: Folder, config: Fields, images: bool = True) -> bool:
     kind = config.get("model_type")
     processor = any(folder.has(name) for name in (image_processor.NAME, image_processor.JOINT_NAME))
     return isinstance(kind, str) and kind in READERS and (
-        kind not in _OPTIONAL or images and processor and config.get("quantization_config") is None)
+        kind not in _OPTIONAL or images and processor and config.get("quantization_config") is None
+        and config.get("vision_config") is not None)
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ llama.cpp calls the projector file mmproj. It is in the same folder, has the ``g
 the image encoder and the projector.
 
 The projector type identifies the family: ``mlp`` is LLaVA (LLaVA 1.6 if the file has sizes for tiling), ``idefics3`` is
-Idefics3 or SmolVLM, ``gemma3`` is Gemma 3, ``gemma4v`` and ``gemma4uv`` are Gemma 4, ``qwen2vl_merger``,
-``qwen2.5vl_merger`` and ``qwen3vl_merger`` are Qwen's. Projector files do not describe the image preprocessing, so this
-module uses that of the family.
+Idefics3 or SmolVLM, ``gemma3`` is Gemma 3, ``gemma4v`` and ``gemma4uv`` are Gemma 4, ``lfm2`` is LFM2-VL, ``pixtral``
+is Pixtral or Mistral 3, ``internvl`` is InternVL, ``qwen2vl_merger``, ``qwen2.5vl_merger`` and ``qwen3vl_merger`` are
+Qwen's. Projector files do not describe the image preprocessing, so this module uses that of the family.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from ..families.reading import MAX_LAYERS, MAX_WIDTH
 from ..fields import Fields, describe
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VideoSettings, VisionSettings
-from . import gguf_tables, ollama_gguf
+from . import gguf_tables, internvl, lfm2_vl, ollama_gguf, pixtral
 from .image_processor import GEMMA4_ROWS, centred, padding_color
-from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
+from .vision_folder import with_prefix
+from .vision_model import MAX_PATCHES, MAX_TILES
 
 _BICUBIC, _BILINEAR, _LANCZOS = 3, 2, 1
 _FAMILIES = {"mlp": "llava", "idefics3": "idefics3", "qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl",
              "qwen3vl_merger": "qwen3_vl", "gemma3": "gemma3_vision", "gemma4v": "gemma4_vision",
-             "gemma4uv": "gemma4_unified_vision"}
-_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|qkv|out)|ffn_(?:up|down)|ln[12])\.(?:weight|bias))")
+             "gemma4uv": "gemma4_unified_vision", "lfm2": "lfm2_vl", "pixtral": "pixtral", "internvl": "internvl"}
+_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|qkv|out)|ffn_(?:up|down)|ln[12])\.(?:weight|bias)"
+                    r"|ls[12]\.weight)")
 _QWEN_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:gate|up|down))\.(?:weight|bias)"
                          r"|ln[12]\.weight)")
 _GEMMA4_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:gate|up|down))"
@@ -51,11 +53,29 @@ _GEMMA4_TENSORS = {
 #: Tensor name in the file -> in the core.
 _ALIASES = {"mm.model.fc.weight": "mm.0.weight", "mm.0.weight": "mm.0.weight", "mm.0.bias": "mm.0.bias",
             "mm.2.weight": "mm.2.weight", "mm.2.bias": "mm.2.bias", "model.image_newline": "mm.image_newline"}
+_ENDS = ("weight", "bias")
+_LAYERS = {f"mm.{old}.{end}": f"mm.{new}.{end}" for old, new in ((1, 0), (2, 2)) for end in _ENDS}
+#: Tensor name in the file -> in the core, for families whose projector has other names. Empty: the core does not read
+#: the tensor; the row of Pixtral's token between lines is also in the language model.
+_PROJECTORS = {
+    "lfm2_vl": {**_LAYERS, **{f"mm.input_norm.{end}": f"mm.input_norm.{end}" for end in _ENDS}},
+    "pixtral": {**_LAYERS, "mm.input_norm.weight": "v.post_ln.weight", "v.token_embd.img_break": "",
+                "mm.patch_merger.weight": "mm.patch_merger.weight"},
+    "internvl": {f"mm.model.mlp.{old}.{end}": f"mm.{new}.{end}" for old, new in ((0, "input_norm"), (1, 0), (3, 2))
+                 for end in _ENDS},
+}
 #: Tensors of the projector of Gemma 3.
 _GEMMA_PROJECTOR = ("mm.input_projection.weight", "mm.soft_emb_norm.weight")
 #: Texts of image tokens other than ``<image>``.
 _IMAGE_TOKENS = {**dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|image_pad|>"),
-                 "gemma3_vision": "<image_soft_token>", **dict.fromkeys(_GEMMA4_TENSORS, "<|image|>")}
+                 "gemma3_vision": "<image_soft_token>", "pixtral": "[IMG]", "internvl": "<IMG_CONTEXT>",
+                 **dict.fromkeys(_GEMMA4_TENSORS, "<|image|>")}
+#: Further tensors that a file must have; other families: the norm after the last layer.
+_REQUIRED = {"llava": ("v.class_embd", "mm.2.weight"), "lfm2_vl": ("v.post_ln.weight", "mm.2.weight"),
+             "pixtral": ("v.pre_ln.weight", "mm.2.weight"), "internvl": ("v.class_embd", "mm.2.weight",
+                                                                          "mm.input_norm.weight"),
+             **dict.fromkeys(_GEMMA4_TENSORS, ())}
+_TILED = ("llava", "idefics3", "gemma3_vision")
 _TENSORS = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight", "v.pre_ln.weight",
             "v.pre_ln.bias", "v.post_ln.weight", "v.post_ln.bias")
 #: Qwen's encoders accept videos: they have two patch matrices, for two consecutive frames. An image counts as both.
@@ -137,7 +157,7 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
     if name in _GEMMA4_TENSORS:
         kv, settings = _gemma4_settings(table, name, tensors, text)
     else:
-        kv, settings = (_qwen_settings if qwen else _vit_settings)(table, name)
+        kv, settings = (_qwen_settings if qwen else _vit_settings if name in _TILED else _more_settings)(table, name)
     if name == "qwen2_vl":  # llama.cpp's converter stores another number under this key
         kv[f"{name}.vision.feed_forward_length"] = _feed_forward(tensors, kv[f"{name}.vision.embedding_length"])
     projector_tensors = _tensors(tensors, kv, name, projector)
@@ -209,7 +229,8 @@ def _common_kv(table: Fields, name: str, side: int, merge: int) -> tuple[dict[st
         f"{name}.vision.attention.layer_norm_epsilon": table.number("clip.vision.attention.layer_norm_epsilon",
                                                                     above=0.0),
         f"{name}.vision.patch_size": size("patch_size", 256), f"{name}.vision.image_size": side,
-        "mpool.vision.merge": merge, "mpool.vision.norm": name != "llava", "mpool.vision.activation": "gelu",
+        "mpool.vision.merge": merge, "mpool.vision.norm": name not in ("llava", "internvl"),
+        "mpool.vision.activation": "gelu",
         "mpool.image.mean": _read_three(table, "clip.vision.image_mean"),
         "mpool.image.std": _read_three(table, "clip.vision.image_std"),
     }, hidden
@@ -307,6 +328,42 @@ def _qwen_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSe
                               pixels=(min_pixels, max_pixels))
 
 
+def _more_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
+    """Return the hyper-parameters of the image encoder of LFM2-VL, Pixtral or InternVL, and the settings of image
+    preprocessing. Files without the key of the merge have one row for each patch."""
+    patch = table.int("clip.vision.patch_size", low=1, high=256)
+    side = table.int("clip.vision.image_size", low=patch, high=min(256 * patch, 4096))
+    lines, grid = name == "pixtral", name == "internvl"
+    merge = table.int("clip.vision.spatial_merge_size" if lines else "clip.vision.projector.scale_factor",
+                      1 if lines else 2, low=1, high=16)
+    if grid and side // patch % merge:
+        table.fail("clip.vision.projector.scale_factor", merge, f"a divisor of the {side // patch} patches per side")
+    kv, hidden = _common_kv(table, name, side // patch * patch, merge)
+    silu, gelu = table.bool("clip.use_silu", False), table.bool("clip.use_gelu", False)
+    kv["mpool.image.activation"] = "silu" if silu else "quick_gelu" if not gelu else "gelu_tanh" if name == "lfm2_vl" \
+        else "gelu"
+    image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=("exact", side, side), crop=None,
+                          resample=_BICUBIC, patch_size=patch, image_size=side, any_size=not grid)
+    if lines:  # files have the rotary pairs of llama.cpp, which stand side by side
+        kv |= {"mpool.image.gated": True, "mpool.image.frames": 1, "mpool.image.rope_neox": False,
+               "mpool.image.rope_base": table.number("clip.rope.freq_base", 10000.0, above=0.0)}
+        longest = pixtral.longest_side(side, patch)
+        kv["mpool.vision.patches"] = pixtral.most_patches(longest, patch, merge)
+        return kv, VisionSettings(scheme="lines", image=replace(image, resize=None), image_token_id=-1, merge=merge,
+                                  longest=longest)
+    if grid:
+        most = table.int("clip.vision.preproc_max_tiles", internvl.TILES[1], low=1, high=MAX_TILES)
+        least = table.int("clip.vision.preproc_min_tiles", internvl.TILES[0], low=1, high=most)
+        return kv, VisionSettings(scheme="grid", image=image, image_token_id=-1, merge=merge, tiles=(least, most))
+    unit = patch * merge
+    tile = max(lfm2_vl.SIDE // unit, 1) * unit
+    kv["mpool.vision.patches"] = lfm2_vl.most_patches(patch, merge, tile, lfm2_vl.TOKENS[1])
+    return kv, VisionSettings(
+        scheme="marked", image=replace(image, resize=("exact", tile, tile), resample=_BILINEAR), image_token_id=-1,
+        merge=merge, pixels=(lfm2_vl.TOKENS[0] * unit ** 2, lfm2_vl.TOKENS[1] * unit ** 2), tiles=lfm2_vl.TILES,
+        excess=lfm2_vl.EXCESS)
+
+
 def _gemma4_settings(table: Fields, name: str, tensors: tuple[TensorEntry, ...],
                      text: ModelDescription) -> tuple[dict[str, Value], VisionSettings]:
     """Return the hyper-parameters of an image encoder of Gemma 4, and the settings of image preprocessing.
@@ -354,7 +411,7 @@ def _split(entry: TensorEntry, block: str, end: str) -> list[TensorEntry]:
                     offset=entry.offset + i * size, nbytes=size) for i, name in enumerate("qkv")]
 
 
-def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: str, file: str) -> list[TensorEntry]:
+def _tensors(tensors: tuple[TensorEntry, ...], kv: dict[str, Value], name: str, file: str) -> list[TensorEntry]:
     """Return the tensors of the image encoder and the projector under the core's names.
 
     In old files, the names of the two matrices of the feed-forward layer are swapped.
@@ -366,7 +423,7 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
     layers = kv[f"{name}.vision.block_count"]
     assert isinstance(layers, int)
     own, gemma4 = _QWEN_TENSORS.get(name), _GEMMA4_TENSORS.get(name, {})
-    pattern, other_names = _GEMMA4_BLOCK if gemma4 else _QWEN_BLOCK if name == "qwen2_5_vl" else _BLOCK, \
+    pattern, other_names = _GEMMA4_BLOCK if gemma4 else _QWEN_BLOCK if name in ("qwen2_5_vl", "pixtral") else _BLOCK, \
         () if gemma4 else own or _TENSORS
     taps = kv.get("mpool.vision.tap_layers")
     deep = [f"v.deepstack.{i}.{part}.{end}" for i, tap in enumerate(taps if isinstance(taps, list) else ()) if tap
@@ -386,11 +443,13 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
             target = f"v.blk.{block[1]}.{swap.get(part, part)}.{end}"
         elif block is not None or entry.name in other_names or entry.name in deep:
             target = "" if block is not None else entry.name
+        elif name in _PROJECTORS and entry.name in _PROJECTORS[name]:
+            target = _PROJECTORS[name][entry.name]
         elif gemma4 and (entry.name in gemma4 or entry.name.startswith(("a.", "mm.a."))):
             target = gemma4.get(entry.name, "")  # the other ones belong to the audio encoder
             if target == "v.position_embd.weight" and len(entry.shape) == 3:
                 entry = replace(entry, shape=(entry.shape[0] * entry.shape[1], entry.shape[2]))
-        elif not gemma4 and name != "gemma3_vision" and entry.name in _ALIASES:
+        elif not gemma4 and name != "gemma3_vision" and name not in _PROJECTORS and entry.name in _ALIASES:
             target = _ALIASES[entry.name]
         elif name == "gemma3_vision" and entry.name in _GEMMA_PROJECTOR:
             target = entry.name
@@ -403,8 +462,12 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
         if target and not (name == "llava" and target.startswith("v.post_ln")):
             found[target] = replace(entry, name=target)
     required = ["v.patch_embd.weight", *(_GEMMA_PROJECTOR if name == "gemma3_vision" else ("mm.0.weight",)), *deep]
-    required += ("mm.2.weight", *own) if own else ("v.position_embd.weight",)
-    required += () if gemma4 else ("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",)
+    required += ("mm.2.weight", *own) if own else () if name == "pixtral" else ("v.position_embd.weight",)
+    required += _REQUIRED.get(name, ("v.post_ln.weight",))
+    if name == "pixtral":
+        merges = "mm.patch_merger.weight" in found
+        kv["mpool.vision.norm"] = merges
+        required += ("v.post_ln.weight",) if merges else ()
     patches = found.get("v.patch_embd.weight")
     if own and patches is not None and patches.shape[1:] == (6 * cast(int, kv[f"{name}.vision.patch_size"]) ** 2,):
         required.remove("v.patch_embd.weight.1")  # both matrices are one

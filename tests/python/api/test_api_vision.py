@@ -180,9 +180,10 @@ def test_a_repeated_image_is_found_in_the_cache(pool: mpool.Pool, model: str) ->
             assert fresh.vision(given, text(1, 9), model, **GREEDY).token_ids == found.token_ids
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "pixtral"])
 def test_a_second_turn_takes_the_rows_of_the_first(tmp_path: Path, family: str) -> None:
-    """Image rows with taps, and before layers with states, have the bits of a fresh pool. Another image is a miss."""
+    """Image rows with taps, before layers with states, and in lines with a token after each have the bits of a fresh
+    pool. Another image is a miss."""
     folder = str(visionmodels.save(visionmodels.randomised(family), family, tmp_path))
     images = [image(seed, 63, 90) for seed in range(3)]
 

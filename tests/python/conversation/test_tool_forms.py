@@ -11,7 +11,7 @@ import toolmodels as tm
 from mpool.conversation import tool_schemas
 from mpool.conversation.running_text import MaskReuse
 from mpool.conversation.template import ChatTemplate
-from mpool.conversation import reasoning, tool_formats, tool_grammar
+from mpool.conversation import quoted_calls, reasoning, tool_formats, tool_grammar
 from mpool.conversation.tool_calls import ToolCallParser, parse_arguments
 from mpool.conversation.tool_formats import Function, ToolFormat
 from mpool.conversation.tools import Tools
@@ -88,7 +88,7 @@ def test_markers_are_part_of_the_text() -> None:
     found = {text.removesuffix("call:") for name in FORMATS
              for text in (format_named(name).marker, *format_named(name).ends)
              if text.startswith(("<|", "<｜", "[")) and format_named(name) is not tool_formats.HARMONY}
-    assert len(found) > 9 and found <= set(CALL_MARKS)
+    assert len(found) > 9 and {*found, quoted_calls.QUOTE} <= set(CALL_MARKS)
 
 
 #: Format, completion, its text, its calls.

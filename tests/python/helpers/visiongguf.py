@@ -28,10 +28,13 @@ QWEN_FILES = {"qwen2_vl": ("qwen2vl_merger", "qwen2vl", "Qwen2"),
               "qwen3_vl_moe": ("qwen3vl_merger", "qwen3vlmoe", "Qwen3Moe"),
               "qwen3_5": ("qwen3vl_merger", "qwen35", "Qwen3_5"),
               "qwen3_5_moe": ("qwen3vl_merger", "qwen35moe", "Qwen3_5Moe")}
-OTHER_DECODERS = {"gemma3": "Gemma3", "gemma4": "Gemma4", "gemma4_small": "Gemma4", "gemma4_unified": "Gemma4Unified"}
+OTHER_DECODERS = {"gemma3": "Gemma3", "gemma4": "Gemma4", "gemma4_small": "Gemma4", "gemma4_unified": "Gemma4Unified",
+                  "lfm2_vl": "Lfm2", "mistral3": "Ministral3", "internvl": "Qwen2"}
 #: Keys of the decoder's configuration.
 KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
         "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")
+
+
 
 
 def decoder(model: Any, path: Path, image: int | None = None) -> None:
@@ -47,7 +50,7 @@ def decoder(model: Any, path: Path, image: int | None = None) -> None:
         tinygguf.write(path, text, image=image)
         return
     rope = {key: value for key, value in given.rope_parameters.items() if not key.startswith("mrope_")}
-    if family.startswith(("Gemma3", "Qwen3")):
+    if family.startswith(("Gemma3", "Lfm2", "Ministral3", "Qwen3")):
         values = {key: value for key, value in given.to_dict().items() if key not in ("model_type", "architectures")}
     else:
         values = {name: getattr(given, name) for name in KEYS}
@@ -255,6 +258,78 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
     return path
 
 
+MORE = {"lfm2_vl": "lfm2", "pixtral": "pixtral", "mistral3": "pixtral", "internvl": "internvl"}
+#: Names of a layer's tensors in transformers -> in projector files.
+MORE_LAYERS = {**LLAVA, "o_proj": "attn_out", "attention_norm": "ln1", "ffn_norm": "ln2", "gate_proj": "ffn_gate",
+               "up_proj": "ffn_up", "down_proj": "ffn_down", "projection_layer": "attn_out", "layernorm_before": "ln1",
+               "layernorm_after": "ln2"}
+MORE_OTHERS = {**OTHERS, "patch_conv.weight": "v.patch_embd.weight", "ln_pre.weight": "v.pre_ln.weight",
+               "embeddings.cls_token": "v.class_embd", "embeddings.position_embeddings": "v.position_embd.weight",
+               "embeddings.patch_embeddings.projection.weight": "v.patch_embd.weight",
+               "embeddings.patch_embeddings.projection.bias": "v.patch_embd.bias"}
+#: Names of the projector's layers.
+MORE_PROJECTORS = {"lfm2": {"layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2"},
+                   "pixtral": {"norm": "mm.input_norm", "patch_merger.merging_layer": "mm.patch_merger",
+                               "linear_1": "mm.1", "linear_2": "mm.2"},
+                   "internvl": {"layer_norm": "mm.model.mlp.0", "linear_1": "mm.model.mlp.1",
+                                "linear_2": "mm.model.mlp.3"}}
+
+
+def more_projector(model: Any, path: Path) -> None:
+    """Write the projector file of LFM2-VL, Pixtral, Mistral 3 or InternVL: pairs of Pixtral's rotary positions stand
+    side by side, and the channels of LFM2-VL's patches are first."""
+    family, vision, config = model.mpool_family, model.config.vision_config, model.config
+    kind, heads = MORE[family], vision.num_attention_heads
+    writer = gguf.GGUFWriter(str(path), "clip")
+    writer.add_string("clip.projector_type", kind)
+    writer.add_bool("clip.use_silu" if vision.hidden_act == "silu" else "clip.use_gelu", True)
+    side, patch = getattr(vision, "image_size", 40), vision.patch_size
+    side, patch = (value if isinstance(value, int) else value[0] for value in (side, patch))
+    for key, value in (("image_size", side), ("patch_size", patch), ("block_count", vision.num_hidden_layers),
+                       ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
+                       ("attention.head_count", heads)):
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", getattr(vision, "layer_norm_eps", 1e-5))
+    halves = [0.5] * 3
+    steps = None if family == "lfm2_vl" else visionmodels.processor(family)
+    writer.add_array("clip.vision.image_mean", halves if steps is None else [float(value) for value in
+                                                                             steps.image_mean])
+    writer.add_array("clip.vision.image_std", halves if steps is None else [float(value) for value in steps.image_std])
+    if family == "mistral3":
+        writer.add_uint32("clip.vision.spatial_merge_size", config.spatial_merge_size)
+    elif family != "pixtral":
+        writer.add_uint32("clip.vision.projector.scale_factor", 2)
+    if family == "internvl":
+        writer.add_uint32("clip.vision.preproc_min_tiles", 1)
+        writer.add_uint32("clip.vision.preproc_max_tiles", 4)
+    for name, value in model.model.vision_tower.state_dict().items():
+        parts, end = name.split("."), name.rpartition(".")[2]
+        layer = parts.index("layers" if "layers" in parts else "layer") + 1 if parts[0] in ("encoder", "transformer") \
+            else 0
+        values = value.numpy()
+        if layer:
+            short = end.replace("lambda_", "ls") if end.startswith("lambda_") else MORE_LAYERS[parts[-2]]
+            if kind == "pixtral" and short in ("attn_q", "attn_k"):
+                values = tinygguf._adjacent_pairs(values, heads)
+            name = f"v.blk.{parts[layer]}.{short}.{'weight' if end.startswith('lambda_') else end}"
+        elif name in MORE_OTHERS:
+            if family == "lfm2_vl" and name == "embeddings.patch_embedding.weight":
+                values = values.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
+            name = MORE_OTHERS[name]
+        else:
+            continue
+        writer.add_tensor(name, np.ascontiguousarray(values.squeeze() if values.shape[0] == 1 else values))
+    for name, value in model.model.multi_modal_projector.state_dict().items():
+        stem, _, end = name.rpartition(".")
+        writer.add_tensor(f"{MORE_PROJECTORS[kind][stem]}.{end}", value.numpy())
+    if kind == "pixtral":
+        writer.add_tensor("v.token_embd.img_break", model.get_input_embeddings().weight.detach().numpy()[158])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def projector(model: Any, path: Path, *, swapped: bool = False, width: int | None = None) -> None:
     """Write a projector file.
 
@@ -266,6 +341,8 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     llava, gemma = family.startswith("llava"), family == "gemma3"
     if family in QWEN_FILES:
         return qwen_projector(model, path)
+    if family in MORE:
+        return more_projector(model, path)
     if family.startswith("gemma4"):
         return gemma4_projector(model, path)
     network = model.model.vision_tower if llava or gemma else model.model.vision_model

@@ -1,13 +1,19 @@
 """Tiny vision language models, created and saved by transformers, and their reference inputs."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from PIL import Image
+
 from imagemodels import image as image
+from mpool.images import tiling
+from mpool.models import ImageSettings
+from mpool.models.spec import VisionSettings
 from paritymodels import torch, transformers
 
 VOCAB, IMAGE, EOS = 160, 159, 2
@@ -50,6 +56,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"config": "Gemma4UnifiedConfig", "model": "Gemma4UnifiedForConditionalGeneration",
                        "encoder": "gemma4_unified_vision", "text": "gemma4_unified_text",
                        "decoder": {"head_dim": 16, "global_head_dim": 20}},
+    # the table of positions is smaller than some images, and larger than others in one direction
+    "lfm2_vl": {"config": "Lfm2VlConfig", "model": "Lfm2VlForConditionalGeneration", "encoder": "siglip2_vision_model",
+                "text": "lfm2", "more": {"downsample_factor": 2, "projector_hidden_size": 56},
+                "vision": {"num_patches": 25, "layer_norm_eps": 1e-3}},
+    "pixtral": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "encoder": "pixtral",
+                "text": "mistral", "vision": {"image_size": 96, "hidden_act": "silu"},
+                "more": {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}},
+    "mistral3": {"config": "Mistral3Config", "model": "Mistral3ForConditionalGeneration", "encoder": "pixtral",
+                 "text": "ministral3", "vision": {"image_size": 96}, "more": {"tie_word_embeddings": False}},
+    "internvl": {"config": "InternVLConfig", "model": "InternVLForConditionalGeneration", "encoder": "internvl_vision",
+                 "text": "qwen2", "more": {"tie_word_embeddings": False},
+                 "vision": {"image_size": 48, "attention_bias": True, "layer_norm_eps": 1e-3}},
     "qwen2_vl": {"config": "Qwen2VLConfig", "model": "Qwen2VLForConditionalGeneration"},
     "qwen2_5_vl": {"config": "Qwen2_5_VLConfig", "model": "Qwen2_5_VLForConditionalGeneration"},
     "qwen3_vl": {"config": "Qwen3VLConfig", "model": "Qwen3VLForConditionalGeneration"},
@@ -62,6 +80,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 QWEN = tuple(name for name in FAMILIES if name.startswith("qwen"))
 GEMMA4 = tuple(name for name in FAMILIES if name.startswith("gemma4"))
+#: Tokens of the prompt that stand beside images.
+MARKS = {"gemma3": ["<start_of_image>", "<end_of_image>"], **dict.fromkeys(GEMMA4, ["<|image>", "<image|>"]),
+         **dict.fromkeys(("pixtral", "mistral3"), ["[IMG_BREAK]", "[IMG_END]"]),
+         "internvl": ["<img>", "</img>"],
+         "lfm2_vl": ["<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+                     *(f"<|img_row_{y}_col_{x}|>" for y in (1, 2, 3, 4) for x in (1, 2, 3, 4))],
+         **dict.fromkeys(("smolvlm", "idefics3"), ["<fake_token_around_image>", "<global-img>",
+                                                   *(f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3))])}
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
             "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
             "selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
@@ -89,6 +115,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     **{name: {"image_processor_type": f"Gemma4{'Unified' * (name == 'gemma4_unified')}ImageProcessor", "resample": 3,
               "patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70, "do_normalize": False}
        for name in GEMMA4},
+    "lfm2_vl": {"image_processor_type": "Lfm2VlImageProcessor", "tile_size": 32, "min_tiles": 2, "max_tiles": 4,
+                "min_image_tokens": 4, "max_image_tokens": 8, "encoder_patch_size": 8, "resample": 2},
+    **dict.fromkeys(("pixtral", "mistral3"), {"image_processor_type": "PixtralImageProcessor", "resample": 3,
+                                              "size": {"longest_edge": 96}, "patch_size": {"height": 8, "width": 8}}),
+    "internvl": {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 48, "width": 48}, "resample": 3,
+                 "max_patches": 4},
     **dict.fromkeys(QWEN, {"image_processor_type": "Qwen2VLImageProcessor", "resample": 3, "patch_size": 4,
                            "merge_size": 2, "temporal_patch_size": 2,
                            "size": {"shortest_edge": 400, "longest_edge": 6000}}),
@@ -106,6 +138,12 @@ def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> 
     text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
     if row["text"] == "mistral":
         text["sliding_window"] = 100
+    if family == "lfm2_vl":
+        del vision["image_size"]
+        text |= {"norm_eps": text.pop("rms_norm_eps"), "block_auto_adjust_ff_dim": False,
+                 "layer_types": ["conv", "full_attention"][-layers:]}
+    if family == "mistral3":
+        text["head_dim"] = 20
     if family == "gemma3":
         text |= {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 6,
                  "layer_types": ["sliding_attention", "full_attention"][-layers:]}
@@ -182,7 +220,8 @@ def randomised(family: str, layers: int = 2, encoder_layers: int = 3, seed: int 
         if name.endswith(("std_bias", "std_scale")):
             buffer.data = 1 + 0.3 * noise
         elif name.endswith(("_min", "_max")):  # bounds that some values exceed
-            buffer.data = (0.6 + 0.2 * noise.abs()) * (-1 if name.endswith("_min") else 1)
+            least = 0.2 if "o_proj." in name or "down_proj." in name else 0.6
+            buffer.data = (1 + 0.3 * noise.abs()) * (-least if name.endswith("_min") else least)
     return model
 
 
@@ -215,14 +254,7 @@ def save(model: Any, family: str, folder: Path) -> Path:
     if family == "qwen3_vl_moe":
         transpose_experts(folder)
     special = {"<unk>": 0, "<s>": 1, "</s>": EOS, "<image>": IMAGE}
-    if family == "gemma3":
-        special |= {"<start_of_image>": IMAGE - 1, "<end_of_image>": IMAGE - 2}
-    if family in GEMMA4:
-        special |= {"<|image>": IMAGE - 1, "<image|>": IMAGE - 2}
-    if family in ("smolvlm", "idefics3"):
-        names = ["<fake_token_around_image>", "<global-img>",
-                 *(f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3))]
-        special |= {name: IMAGE - 1 - at for at, name in enumerate(names)}
+    special |= {name: IMAGE - 1 - at for at, name in enumerate(MARKS.get(family, ()))}
     words = {f"w{i}": i for i in range(VOCAB) if i not in special.values()} | special | {"user": 3, "assistant": 4,
                                                                                         ":": 5, "system": 6}
     words = {word: i for word, i in words.items() if word not in ("w3", "w4", "w5", "w6")}
@@ -267,8 +299,10 @@ def make_embedder(folder: Path, scores: bool = False, **kwargs: Any) -> Path:
 
 
 def processor(family: str, **more: Any) -> Any:
-    """Return the transformers processor of a family, in its Pillow version if there is one."""
-    config = {**PROCESSORS[family], **more}
+    """Return the transformers processor of a family, in its Pillow version if there is one, with the options that the
+    processor of the model passes."""
+    own: dict[str, Any] = {"mistral3": {"patch_size": 16}, "internvl": {"crop_to_patches": True}}.get(family, {})
+    config = {**PROCESSORS[family], **own, **more}
     name = config.pop("image_processor_type")
     if family == "gemma4_unified":  # needs torchvision; Gemma 4's with larger patches and without pooling is the same
         name, config = "Gemma4ImageProcessor", {**config, "patch_size": 12, "pooling_kernel_size": 1}
@@ -280,8 +314,46 @@ def processed(family: str, pixels: np.ndarray, **more: Any) -> Any:
     return processor(family, **more)(pixels, return_tensors="pt", input_data_format="channels_last")
 
 
+def _lfm2(pixels: np.ndarray) -> tiling.TiledImage:
+    """Return the tiles of an image and its marks as mpool makes them for the processor above."""
+    size = ImageSettings(48, 64, ("exact", 32, 32), 2, None, 8, 40, True)
+    return tiling.tile_image(Image.fromarray(pixels), VisionSettings(
+        "marked", size, IMAGE, merge=2, pixels=(4 * 256, 8 * 256), tiles=(2, 4), excess=2.0), "image")
+
+
+def _lfm2_tiles(pixels: np.ndarray) -> list[np.ndarray]:
+    """Return the tiles of an image as torch's resize makes them, which torchvision calls."""
+    def resized(height: int, width: int) -> np.ndarray:
+        done = torch.nn.functional.interpolate(torch.from_numpy(pixels).permute(2, 0, 1)[None], (height, width),
+                                               mode="bilinear", antialias=True)
+        return done[0].permute(1, 2, 0).numpy()
+
+    found = _lfm2(pixels)
+    marks = re.findall(r"img_row_(\d+)_col_(\d+)", found.text(""))
+    whole = [resized(*found.tiles[-1].shape[:2])]
+    if not marks:
+        return whole
+    down, across = map(int, marks[-1])
+    grid = resized(32 * down, 32 * across)
+    return [grid[y:y + 32, x:x + 32] for y in range(0, 32 * down, 32) for x in range(0, 32 * across, 32)] + whole
+
+
+def _lfm2_inputs(images: list[np.ndarray]) -> dict[str, Any]:
+    """Return the patches of all tiles, padded, with channels last."""
+    parts = [tile for pixels in images for tile in _lfm2(pixels).tiles]
+    shapes = [(tile.shape[0] // 8, tile.shape[1] // 8) for tile in parts]
+    values, mask = (torch.zeros(len(parts), max(h * w for h, w in shapes), *more) for more in ((192,), ()))
+    for i, (tile, (high, wide)) in enumerate(zip(parts, shapes)):
+        patches = (torch.from_numpy(tile.astype(np.float32)) / 255 - 0.5) / 0.5
+        values[i, :high * wide] = patches.reshape(high, 8, wide, 8, 3).transpose(1, 2).reshape(high * wide, 192)
+        mask[i, :high * wide] = 1
+    return {"pixel_values": values, "spatial_shapes": torch.tensor(shapes), "pixel_attention_mask": mask.int()}
+
+
 def tiles(family: str, pixels: np.ndarray) -> list[np.ndarray]:
     """Return the tiles of an image before normalisation, ``[height, width, 3]`` from 0 to 255 each."""
+    if family == "lfm2_vl":  # the class requires torchvision, which resizes with torch; test_tiling.py has its results
+        return _lfm2_tiles(pixels)
     done = processed(family, pixels, do_rescale=False, do_normalize=False)
     values = done["pixel_values"].numpy()
     if family in QWEN:  # patches of two equal frames; the patches of a merged group are adjacent
@@ -302,6 +374,8 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
     """Return the arguments of the transformers model for ids (with placeholders expanded) and images."""
     family = model.mpool_family
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+    if family == "lfm2_vl":
+        return {**found, **_lfm2_inputs(images)}
     made = [processed(family, pixels) for pixels in images]
     if family in QWEN:
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
@@ -315,6 +389,13 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
                 "image_position_ids": torch.cat([one["image_position_ids"] for one in made]),
                 "mm_token_type_ids": kinds}
+    if family in ("pixtral", "mistral3"):  # a batch has the size of its largest image
+        found["image_sizes"] = torch.cat([one["image_sizes"] for one in made])
+        high, wide = found["image_sizes"].max(0).values.tolist()
+        for one in made:
+            given = one["pixel_values"]
+            one["pixel_values"] = torch.nn.functional.pad(given, (0, wide - given.shape[-1], 0,
+                                                                  high - given.shape[-2]))
     found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
     if family == "gemma3":
         found["token_type_ids"] = (found["input_ids"] == IMAGE).int()

@@ -1,5 +1,7 @@
 """Tiles, sizes, placeholders and padding of vision models, compared with transformers' Pillow-based processors."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,3 +193,62 @@ def test_the_limit_of_sides_after_a_resize_is_accepted() -> None:
     assert prepare(Image.new("RGB", (2, 2)), exact).shape == (1, 1, 3)
     with pytest.raises(InvalidArgument, match="resizes to 2 x 16,385"):
         prepare(Image.new("RGB", (2, 2)), ImageSettings(8, 8, ("exact", MAX_SIDE + 1, 2), 3, None, 1, 1, True))
+
+
+# ---- Pixtral and Mistral 3 -----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("merge", [1, 2])
+@pytest.mark.parametrize("longest", [64, 300])
+@pytest.mark.parametrize("height, width", SIZES)
+def test_lines_of_pixtral(height: int, width: int, longest: int, merge: int) -> None:
+    from transformers import PixtralImageProcessorPil
+
+    image = image_of(height, width)
+    wanted = PixtralImageProcessorPil(size={"longest_edge": longest}, patch_size=8 * merge, **RAW)(
+        image, return_tensors="np")
+    found = tiling.tile_image(image, vision("lines", merge=merge, longest=longest), "image")
+    assert same(found.tiles, channels_last(wanted["pixel_values"]))
+    high, wide = (side // (8 * merge) for side in wanted["image_sizes"][0])
+    text = "".join(one if isinstance(one, str) else "*" * one.rows for one in found.placeholders)
+    assert text == "[IMG_BREAK]".join(["*" * wide] * high) + "[IMG_END]"  # the class of this text requires torchvision
+    assert [run.tiles for run in found.runs] == [1] + [0] * (len(found.runs) - 1)
+    assert np.concatenate([run.sources for run in found.runs]).tolist() == list(range(text.count("*")))
+
+
+# ---- InternVL ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("least, most", [(1, 12), (1, 1), (2, 5), (4, 64)])
+@pytest.mark.parametrize("height, width", [*SIZES, (64, 64), (80, 64), (300, 301)])
+def test_grids_of_internvl(height: int, width: int, least: int, most: int) -> None:
+    from transformers import GotOcr2ImageProcessorPil
+
+    image = image_of(height, width)
+    wanted = GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, min_patches=least, max_patches=most,
+                                      crop_to_patches=True, **RAW)(image, return_tensors="np")
+    found = tiling.tile_image(image, vision("grid", merge=2, tiles=(least, most)), "image")
+    assert same(found.tiles, channels_last(wanted["pixel_values"]))
+    count = len(found.tiles)
+    assert found.placeholders == ["<img>", tiling.PlaceholderRun(count, 4 * count), "</img>"]
+
+
+# ---- LFM2-VL -------------------------------------------------------------------------------------------------------
+
+LAYOUTS = json.loads((Path(__file__).parents[2] / "parity" / "vision" / "lfm2_layouts.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("options, rows", LAYOUTS, ids=range(len(LAYOUTS)))
+def test_layouts_of_lfm2_vl(tmp_path: Path, options: dict[str, Any], rows: list[Any]) -> None:
+    """Tiles and text of the processor of transformers, recorded by tests/parity/vision/make_lfm2_layouts.py."""
+    from mpool.models.fields import Fields
+    from mpool.models.files import Folder
+    from mpool.models.formats import lfm2_vl
+
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(options))
+    patch = options.get("encoder_patch_size", 16)
+    model = lfm2_vl.read(Fields({"text_config": {"hidden_size": 64}, "vision_config": {"patch_size": patch}}, file="f"))
+    settings, _ = model.read_settings(Folder(str(tmp_path)))
+    for height, width, text, shapes in rows:
+        found = tiling.tile_image(Image.fromarray(np.zeros((height, width, 3), np.uint8)), settings, "image")
+        assert [[side // patch for side in tile.shape[:2]] for tile in found.tiles] == shapes, (height, width)
+        shown = "".join(one if isinstance(one, str) else f"[{one.rows}]" for one in found.placeholders)
+        assert shown == text, (height, width)

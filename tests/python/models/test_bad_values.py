@@ -23,8 +23,8 @@ import badvalues
 from mpool.models import architectures, origins
 from mpool.models.families import llama, reading, table
 from mpool.models.fields import Fields
-from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_networks, image_processor, pipelines,
-                                  vision_folder, vision_gguf)
+from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_networks, image_processor, internvl,
+                                  lfm2_vl, pipelines, pixtral, vision_folder, vision_gguf)
 from mpool.models.formats.pipeline_tensors import Transformer
 
 #: The rows of Llama are those of most decoders, so they come first.
@@ -107,6 +107,13 @@ def _gguf(values: Any) -> Any:
     return kv, size, gguf_model._generation(table, tokens, size), gguf_model._license(table)
 
 
+def _settings(family: Any, any_size: bool) -> Callable[[Any], Any]:
+    """Return a reader of the image processor of a family with an image encoder of its own."""
+    encoder = image_networks.NetworkSpec(family.ARCHITECTURE, {}, hidden_size=48, patch_size=16, image_size=448,
+                                         any_size=any_size)
+    return lambda values: family._read_settings(Files(values), encoder, 64, 2, 5)
+
+
 _SIZES = Transformer(flux=False, layers=1, singles=0, heads=1, head=64, channels=4, texts=1, pooled=1, guidance=False,
                      qk_norm=False, dual=(), positions=1)
 #: A language model without keys.
@@ -133,6 +140,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
     "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl"),
     "deep": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen3_vl"),
+    "marked": _settings(lfm2_vl, True), "lines": _settings(pixtral, True), "grid": _settings(internvl, False),
+    "marks": lambda values: vision_gguf._more_settings(Fields.of(values, file=NAME), "lfm2_vl"),
+    "breaks": lambda values: vision_gguf._more_settings(Fields.of(values, file=NAME), "pixtral"),
+    "tiled": lambda values: vision_gguf._more_settings(Fields.of(values, file=NAME), "internvl"),
     "squares": lambda values: vision_gguf._gemma4_settings(Fields.of(values, file=NAME), "gemma4_vision", (), _TEXT),
     "patches": lambda values: vision_gguf._gemma4_settings(Fields.of(values, file=NAME), "gemma4_unified_vision", (),
                                                            _TEXT)}
@@ -257,7 +268,7 @@ def other_keys(check: str, key: str) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for value in VALUES:
         config = Fields.of({key: value}, file=NAME)
-        more = [image_processor._NEUTRAL] if check == "check_keys" else []
+        more = [image_processor.NEUTRAL] if check == "check_keys" else []
         text, _ = badvalues.outcome(lambda given: getattr(_CHECKS[check], check)(given, set(), *more), config)
         found.setdefault(badvalues.short(text.partition("; known: ")[0], f"{NAME}: {key}", value), []).append(value)
     return found
@@ -265,7 +276,7 @@ def other_keys(check: str, key: str) -> dict[str, list[Any]]:
 
 #: Check -> keys that have a row in its table.
 _TABLES = {"check_neutral": [*sorted(reading._SKIPPED), *sorted(reading._NEUTRAL), "unknown"],
-           "check_keys": [*sorted(image_processor._NEUTRAL), "unknown"],
+           "check_keys": [*sorted(image_processor.NEUTRAL), "unknown"],
            "_check_keys": [*sorted(pipelines._NEUTRAL), "unknown"]}
 
 

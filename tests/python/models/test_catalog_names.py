@@ -56,6 +56,7 @@ SPELLINGS = {
     "dinov2-base": [],
     "llava-1.5-7b-hf": ["llava-hf/llava-1.5-7b-hf"], "SmolVLM-256M-Instruct": [], "Qwen2.5-VL-3B-Instruct": [
         "qwen2.5vl:3b", "qwen2.5-vl:3b"], "Qwen2.5-VL-7B-Instruct": ["qwen2.5-vl"],
+    "SmolVLM2-2.2B-Instruct": ["SmolVLM2"], "LFM2-VL-450M": ["LiquidAI/LFM2-VL-450M"], "pixtral-12b": ["pixtral"],
     "Qwen2-VL-2B-Instruct": [], "Qwen3-VL-2B-Instruct": ["qwen3-vl:2b"], "Qwen3-VL-8B-Instruct": ["qwen3-vl"],
     "FLUX.1-schnell": ["black-forest-labs/FLUX.1-schnell", "flux-schnell"],
     "stable-diffusion-3.5-large-turbo": ["stabilityai/stable-diffusion-3.5-large-turbo"],

@@ -68,7 +68,7 @@ MODELS: dict[str, tuple[Callable[[Path], Any], Callable[[mpool.Pool, str], Any]]
     "dinov2": (_image("dinov2"), lambda pool, path: pool.embed_image([IMAGE], path)),
     "smolvlm": (_vision("smolvlm"), lambda pool, path: pool.vision(IMAGE, "w10", path, **GREEDY)),
     **{name: (_vision(name), lambda pool, path: pool.vision(IMAGE, "w10", path, **GREEDY))
-       for name in ("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
+       for name in ("gemma3", "internvl", "lfm2_vl", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
     "sd3": (pipelinemodels.sd3, lambda pool, path: pool.generate_image("a cat", path, width=64, height=64,
                                                                        num_inference_steps=1, seed=1)),
 }

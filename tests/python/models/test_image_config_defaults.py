@@ -19,7 +19,8 @@ from mpool import errors  # noqa: E402
 from mpool.models import describe  # noqa: E402
 from mpool.models.fields import Fields  # noqa: E402
 from mpool.models.files import Folder  # noqa: E402
-from mpool.models.formats import hf_config, image_networks, image_processor, vision_folder  # noqa: E402
+from mpool.models.formats import (  # noqa: E402
+    hf_config, image_networks, image_processor, internvl, lfm2_vl, pixtral, vision_folder)
 
 SMALL = dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=2, intermediate_size=72)
 VISION: dict[str, Any] = dict(SMALL, image_size=32, patch_size=8)
@@ -66,6 +67,10 @@ READERS: dict[str, tuple[str, dict[str, Any], set[str], Callable[[Fields], Any]]
                 _vision(vision_folder.read_idefics3)),
     "gemma3": ("Gemma3Config", {"vision_config": {"image_size": 896, "patch_size": 14}},
                {"vision_config", "text_config"}, _vision(vision_folder.read_gemma)),
+    "lfm2_vl": ("Lfm2VlConfig", {}, {"vision_config", "text_config"}, _vision(lfm2_vl.read)),
+    "mistral3": ("Mistral3Config", {"text_config": {"model_type": "mistral", "rms_norm_eps": 1e-5}},
+                 {"vision_config", "text_config", "model_type"}, _vision(pixtral.read)),
+    "internvl": ("InternVLConfig", {}, {"vision_config", "text_config"}, _vision(internvl.read)),
     "qwen2_vl": ("Qwen2VLConfig", {"vision_config": {"hidden_size": 8192}},
                  {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_qwen)),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", {"vision_config": {"out_hidden_size": 8192}},

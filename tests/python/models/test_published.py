@@ -158,6 +158,18 @@ VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
         "text_config/architectures": ["VLlama3ForCausalLM"], "text_config/use_resampler": False,
         "text_config/perceiver_config": {"model_type": "vllama3"}, "vision_config/size": {"longest_edge": 2048},
         "vision_config/max_image_size": {"longest_edge": 32}, "vision_config/use_base_siglip": True}),
+    "LFM2-VL-450M": ("lfm2_vl", "config.json", {
+        "do_image_splitting": True, "encoder_patch_size": 16, "max_image_tokens": 256, "max_num_patches": 1024,
+        "max_pixels_tolerance": 2.0, "max_tiles": 10, "tile_size": 512, "use_image_special_tokens": True,
+        "use_thumbnail": True, "vision_feature_layer": -1, "vision_config/vision_use_head": False}),
+    "LFM2.5-VL-1.6B": ("lfm2_vl", "preprocessor_config.json", {
+        "image_processor_type": "Lfm2VlImageProcessorFast", "max_num_patches": 1024, "return_row_col_info": True,
+        "size": {"height": 512, "width": 512}, "do_pad": True, "data_format": "channels_first", "crop_size": None}),
+    "Ministral-3-3B": ("mistral3", "preprocessor_config.json", {
+        "image_processor_type": "PixtralImageProcessorFast", "data_format": "channels_first", "patch_size": 8}),
+    "InternVL3-1B-hf": ("internvl", "preprocessor_config.json", {
+        "image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": False, "crop_size": None,
+        "do_center_crop": None, "default_to_square": True, "device": None, "processor_class": "InternVLProcessor"}),
     "llava-v1.6-mistral-7b": ("llava_next", "preprocessor_config.json", {"aspect_ratio_setting": "anyres"}),
 }
 
@@ -317,8 +329,26 @@ def test_sizes_of_qwen(name: str) -> None:
     assert state <= ModelSpec(row.name, (), read.kv, ()).to_core().state_bytes() < state + (2 << 20)
 
 
-#: Vision model of Qwen -> its published configuration, as far as its sizes and unusual keys go.
-QWEN_VISION: dict[str, dict[str, Any]] = {
+#: Vision model -> its published configuration, as far as its sizes and unusual keys go.
+VISION_SIZES: dict[str, dict[str, Any]] = {
+    "LFM2-VL-1.6B": {
+        "model_type": "lfm2_vl", "architectures": ["Lfm2VlForConditionalGeneration"], "downsample_factor": 2,
+        "projector_hidden_size": 2560, "tie_word_embeddings": True, "text_config": {
+            "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True,
+            "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "conv_L_cache": 3,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "norm_eps": 1e-5, "num_attention_heads": 32,
+            "num_hidden_layers": 16, "num_key_value_heads": 8, "vocab_size": 65536},
+        "vision_config": {
+            "model_type": "siglip2_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+            "num_attention_heads": 16, "num_hidden_layers": 26, "num_patches": 256, "vision_use_head": False}},
+    "pixtral-12b": {
+        "model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "image_token_index": 10,
+        "vision_feature_layer": -1, "vision_feature_select_strategy": "full", "text_config": {
+            "model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "intermediate_size": 14336,
+            "max_position_embeddings": 1024000, "num_hidden_layers": 40, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5, "rope_theta": 1000000000.0, "sliding_window": None, "vocab_size": 131072},
+        "vision_config": {"model_type": "pixtral", "head_dim": 64, "hidden_act": "silu", "image_size": 1024,
+                          "rope_theta": 10000.0}},
     "Qwen2-VL-2B-Instruct": {  # an older file: the decoder's keys are those of the model
         "model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], "hidden_size": 1536,
         "intermediate_size": 8960, "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2,
@@ -342,10 +372,10 @@ QWEN_VISION: dict[str, dict[str, Any]] = {
             "spatial_merge_size": 2, "temporal_patch_size": 2}}}
 
 
-@pytest.mark.parametrize("name", QWEN_VISION)
-def test_sizes_of_qwens_vision_models(name: str) -> None:
+@pytest.mark.parametrize("name", VISION_SIZES)
+def test_sizes_of_vision_models(name: str) -> None:
     """The tensors of the published configuration have the published number of parameters."""
-    config = QWEN_VISION[name]
+    config = VISION_SIZES[name]
     model = vision_folder.READERS[config["model_type"]](Fields(json.loads(json.dumps(config)), file="config.json"))
     row, read = hf_config.read_config(model.text)
     size = architectures.sizes(row, read.kv, file="config.json") | read.sizes

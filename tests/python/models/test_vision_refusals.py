@@ -23,6 +23,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
                    "image_grid_pinpoints": [[32, 64], [64, 32]]},
     "idefics3": {"model_type": "idefics3", "text_config": TEXT, "vision_config": SIGLIP},
     "gemma3": {"model_type": "gemma3", "text_config": TEXT, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
+    "lfm2_vl": {"model_type": "lfm2_vl", "text_config": {"hidden_size": 64}, "vision_config": {
+        "model_type": "siglip2_vision_model", "hidden_size": 48, "num_attention_heads": 4, "patch_size": 8}},
+    "mistral3": {"model_type": "mistral3", "text_config": {"hidden_size": 64}, "vision_config": {
+        "model_type": "pixtral", "hidden_size": 48, "num_attention_heads": 4, "patch_size": 8, "image_size": 96}},
+    "internvl": {"model_type": "internvl", "text_config": {"hidden_size": 64}, "vision_config": {
+        "hidden_size": 48, "num_attention_heads": 4, "patch_size": 8, "image_size": 48}},
     "qwen2_vl": {"model_type": "qwen2_vl", "text_config": {"hidden_size": 64}, "vision_config": {
         "embed_dim": 48, "num_heads": 4, "hidden_size": 64}},
     "qwen2_5_vl": {"model_type": "qwen2_5_vl", "text_config": {"hidden_size": 64}, "vision_config": {
@@ -77,6 +83,12 @@ def test_layers_that_are_computed(name: str, changes: dict[str, Any], layers: in
 @pytest.mark.parametrize("name, changes, field, allowed", [
     *(("gemma3", {"mm_tokens_per_image": rows}, "mm_tokens_per_image", "the number of squares of equal size that")
       for rows in (3, 9, 25)),
+    ("lfm2_vl", {"vision_config.num_patches": 255}, "vision_config.num_patches", "a square number"),
+    ("mistral3", {"vision_config.num_attention_heads": 8}, "vision_config.num_attention_heads",
+     "a divisor of hidden_size, 48, such that the size of a head is divisible by 4"),
+    ("mistral3", {"vision_config.image_size": 2056}, "vision_config.image_size", "8 to 2048"),
+    *(("internvl", {"downsample_ratio": ratio}, "downsample_ratio", "1 divided by a divisor of the 6 patches per side")
+      for ratio in (0.25, 0.4, 0.05)),
     ("qwen2_vl", {"vision_config.hidden_size": 48}, "vision_config.hidden_size", "64, the decoder's hidden_size"),
     ("qwen2_vl", {"vision_config.mlp_ratio": 1e308}, "mlp_ratio", "a finite number above 0, at most 1024"),
     ("qwen3_vl", {"vision_config.out_hidden_size": 48}, "out_hidden_size", "64, the decoder's hidden_size"),
@@ -125,6 +137,27 @@ TILED: dict[str, Any] = {"image_processor_type": "LlavaNextImageProcessor", "siz
            ({"pan_and_scan_min_crop_size": 0}, "an integer from 1 to 4096"),
            ({"pan_and_scan_max_num_crops": 65}, "an integer from 1 to 64"),
            ({"pan_and_scan_min_ratio_to_activate": 0.0}, "a finite number above 0"))),
+    *(("lfm2_vl", {}, {"encoder_patch_size": 8, **changed}, image_processor.NAME, next(iter(changed)),
+       next(iter(changed.values())), allowed) for changed, allowed in (
+           ({"downsample_factor": 3}, "2, as in config.json"),
+           ({"tile_size": 24}, "a multiple of 16, the side of 2 x 2 patches, of at most 16,384 patches"),
+           ({"tile_size": 2048}, "a multiple of 16, the side of 2 x 2 patches, of at most 16,384 patches"))),
+    *(("lfm2_vl", {}, {"encoder_patch_size": 8, **changed}, image_processor.NAME, next(iter(changed)),
+       str(next(iter(changed.values()))), allowed) for changed, allowed in (
+           ({"max_image_tokens": 4097}, "an integer from 1 to 4096"),
+           ({"min_image_tokens": 257}, "an integer from 1 to 256"),
+           ({"max_tiles": 65}, "an integer from 1 to 64"), ({"min_tiles": 11}, "an integer from 1 to 10"),
+           ({"max_pixels_tolerance": 0.0}, "a finite number above 0"))),
+    *(("mistral3", {}, {"patch_size": 8, **changed}, image_processor.NAME, field, got, allowed)
+      for changed, field, got, allowed in (
+           ({"patch_size": 14}, "patch_size", "14", "8, as in config.json"),
+           ({"patch_size": {"height": 8, "width": 16}}, "patch_size", "an object", "8, as in config.json"),
+           ({"size": {"longest_edge": 0}}, "size.longest_edge", "0", "an integer from 1 to 4096"))),
+    *(("internvl", {}, {"image_processor_type": "GotOcr2ImageProcessor", **changed}, image_processor.NAME, field, got,
+       allowed) for changed, field, got, allowed in (
+           ({}, "size", "384 x 384 pixels", "48 x 48 pixels"),
+           ({"size": {"height": 48, "width": 40}}, "size", "40 x 48 pixels", "48 x 48 pixels"),
+           ({"size": {"height": 48, "width": 48}, "max_patches": 65}, "max_patches", "65", "an integer from 1 to 64"))),
     ("qwen2_5_vl", {}, {"patch_size": 14, "merge_size": 3}, "config.json", "vision_config.patch_size",
      "14 with spatial_merge_size 2", f"patch_size and merge_size of {image_processor.NAME}, 14 and 3")])
 def test_processors_that_do_not_fit(tmp_path: Path, name: str, changes: dict[str, Any], values: dict[str, Any],

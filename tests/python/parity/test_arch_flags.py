@@ -35,7 +35,7 @@ REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.p
                                        ("gemma4_vision", "ANY_SIZE"): "the model takes squares of",
                                        ("gemma4_vision", "SIDES"): "mm.soft_emb_norm.weight is missing",
                                        ("gemma4_unified_vision", "ANY_SIZE"): "the model takes squares of",
-                                       ("gemma4_unified_vision", "SIDES"): "vision.block_count",
+                                       ("gemma4_unified_vision", "SIDES"): "vision_config.num_hidden_layers is 0",
                                        **{(f"qwen{name}_vl", flag): words for name in ("2", "2_5", "3")
                                           for flag, words in (("ANY_SIZE", "the model takes squares of"),
                                                               ("AXIAL", "v.patch_embd.weight is of shape"))}}

@@ -216,7 +216,7 @@ def test_gguf(tmp_path: Path, family: str, base: str, adapter: str) -> None:
     assert np.abs(got - expected(merged(model, found, 0.5), tokens)).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["internvl", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen3_5"])
 def test_logits_of_a_vision_model(tmp_path: Path, family: str) -> None:
     """An adapter updates the decoder, also where it reads an image."""
     import visionmodels

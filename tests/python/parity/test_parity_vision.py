@@ -125,7 +125,7 @@ def test_rows_of_an_image_see_each_other_in_some_layers(tmp_path: Path, monkeypa
 def test_preprocessing_matches_transformers(family, size: tuple[int, int]) -> None:
     """Every tile differs by at most 1/255 before normalisation. The model ignores incomplete patches."""
     name, model, folder, pool = family
-    patch = model.config.vision_config.patch_size
+    patch = np.ravel(model.config.vision_config.patch_size)[0]
     image = random_images([size])[0]
     made = request(pool, folder, [image])
     found, at = [], 0
@@ -254,3 +254,12 @@ def test_pixels_of_gemma4(tmp_path: Path, size: tuple[int, int]) -> None:
             return
         made = request(pool, folder, [image])
     assert np.array_equal(made.images.pixels.reshape(*made.images.sizes, 3), wanted)
+
+
+def test_gemma4_without_an_image_encoder_is_a_language_model(tmp_path: Path) -> None:
+    """Its configuration has a vision_config of null; the folder may still have the processor's configuration."""
+    folder = visionmodels.save(visionmodels.make("gemma4", 1, 1), "gemma4", tmp_path)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vision_config": None}))
+    with mpool.Pool() as pool:
+        assert pool.get(str(folder)).capability == "text_to_text"

@@ -19,17 +19,21 @@ from visiongguf import decoder, ollama, projector
 from visionparity import greedy_reference, random_images, reference, relative, request
 
 UNKNOWN = 0
+#: Families whose files contain the preprocessing of images.
+OWN_PREPROCESSING = ("llava_next", *visionmodels.QWEN, "smolvlm", "pixtral", "mistral3", "internvl")
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("llava_uneven", False),
                                              ("llava_next", False), ("smolvlm", False), ("gemma3", False),
+                                             ("lfm2_vl", False), ("pixtral", False), ("mistral3", False),
+                                             ("internvl", False),
                                              *((name, False) for name in visionmodels.GEMMA4 + visionmodels.QWEN)])
 def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bool) -> None:
     """Rows of the images, logits and greedy tokens match those of transformers for the same tiles."""
     model = visionmodels.randomised(family)
-    if family == "llava_next":
+    if family in ("llava_next", "pixtral"):
         model.config.text_config.sliding_window = None  # GGUF files of Mistral have no window
     folder = visionmodels.save(model, family, tmp_path / "folder")
     pair = tmp_path / "pair"
@@ -49,7 +53,7 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
                                            **{**SAMPLING, "prompt_logits": True, "max_tokens": 8})
         ticket.wait()
         ticket.check()
-        if family in ("llava_next", *visionmodels.QWEN, "smolvlm"):  # these files contain their preprocessing
+        if family in OWN_PREPROCESSING:
             pair_made = vision_request(pool, images, visionmodels.text(3, 20), pool.register(
                 "named", str(pair), chat_template=TEMPLATE), {})
             for one, other in zip(pair_made.images.arrays()[:3], made.images.arrays()[:3]):

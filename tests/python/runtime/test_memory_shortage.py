@@ -8,14 +8,18 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mpool
 import imagemodels
+from mpool import aio
+from mpool.runtime import watching
+from shortages import full
 from tinymodels import cached
 from waiting import until
 
@@ -123,6 +127,77 @@ def test_requests_wait_for_models_that_wait_for_memory(folder: Path, tmp_path_fa
         for thread in threads:
             thread.join()
     assert not refused
+
+
+# ---- requests that wait for memory of other requests ----------------------------------------------------------------
+
+async def _text(stream: Any) -> Any:
+    return "".join([chunk.text async for chunk in stream])
+
+
+async def _iterated(vectors: Any) -> Any:
+    return [row.tolist() async for row in vectors]
+
+
+#: Requests of each capability on an event loop, and how to read their results.
+ASYNC_REQUESTS: dict[str, Callable[[mpool.Pool], Any]] = {
+    "generate": lambda pool: aio.generate("Hello", "one", max_tokens=4, seed=1, pool=pool),
+    "chat": lambda pool: aio.chat("Hello", "two", max_tokens=4, seed=1, logprobs=2, n=2, pool=pool),
+    "stream": lambda pool: _text(aio.generate("Hello", "one", max_tokens=4, seed=1, stream=True, pool=pool)),
+    "embed": lambda pool: aio.embed("A cat sat.", "bert", pool=pool),
+    "embed many": lambda pool: aio.embed(["A cat sat.", "B"] * 8, "bert", pool=pool),
+    "embed_iter": lambda pool: _iterated(aio.embed_iter(["A cat sat."] * 3, "bert", pool=pool)),
+    "vision": lambda pool: aio.vision(PHOTO, "what", "digits-llava", max_tokens=4, seed=1, pool=pool),
+    "embed_image": lambda pool: aio.embed_image([PHOTO] * 2, "digits-clip", pool=pool),
+    "generate_image": lambda pool: aio.generate_image("seven", "digits-sd3", num_inference_steps=1, seed=1, pool=pool)}
+
+
+def _plain(result: Any) -> Any:
+    """The part of a result that two equal requests have in common."""
+    if isinstance(result, mpool.Completion):
+        return [choice.token_ids for choice in result.choices]
+    if hasattr(result, "images"):
+        result = [np.asarray(image) for image in result.images]
+    return np.asarray(result).tolist()
+
+
+@pytest.fixture(params=["thread", "process"])
+def filled(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A pool with models of each capability, whose memory one request can fill."""
+    config = mpool.PoolConfig(offline=True, memory_bytes=128 << 20, isolation=request.param, max_workers_per_model=1,
+                              request_timeout=200)
+    with mpool.Pool(config) as pool:
+        for name in ("one", "two", "filler"):
+            pool.register(name, str(folder))
+        pool.register("bert", str(cached(tmp_path_factory, "bert")))
+        yield pool
+
+
+def test_coroutines_wait_for_memory_that_requests_hold(filled: mpool.Pool) -> None:
+    """The loop runs on meanwhile, and one whose memory cannot become free fails at once."""
+    async def run() -> None:
+        expected = [_plain(await make(filled)) for make in ASYNC_REQUESTS.values()]
+        with pytest.raises(mpool.MemoryExhausted):
+            await aio.generate("a", "one", n=128, max_tokens=16000, logprobs=20, pool=filled)
+        with full(filled, "filler"):
+            tasks = [asyncio.ensure_future(make(filled)) for make in ASYNC_REQUESTS.values()]
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                assert not [task for task in tasks if task.done()]
+            with pytest.raises(mpool.Timeout):
+                await aio.generate("Hello", "one", max_tokens=4, timeout=0.1, pool=filled)
+            for refused in (lambda: filled.submit("text_to_text", prompt="a", model="one"),
+                            lambda: filled.generate("a", "one", fail_fast=True)):
+                with pytest.raises(mpool.Overloaded):
+                    refused()
+            cancelled = asyncio.ensure_future(aio.generate("Hello", "one", pool=filled))
+            await asyncio.sleep(0.05)
+            cancelled.cancel()
+            assert isinstance((await asyncio.gather(cancelled, return_exceptions=True))[0], asyncio.CancelledError)
+        assert [_plain(result) for result in await asyncio.gather(*tasks)] == expected
+        assert not watching.watcher()._lines
+
+    asyncio.run(run())
 
 
 def test_a_load_waits_for_the_requests_of_another_model(folder: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,6 +302,46 @@ def test_a_deadline_ends_a_place_in_the_line(monkeypatch: pytest.MonkeyPatch) ->
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         assert not watcher._lines
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_line_waits_for_memory_as_long_as_some_request_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patience begins anew with each request that is accepted. It leaves out time in which the loop stood still,
+    and a full queue, which moves."""
+    monkeypatch.setattr(watching, "_RETRY", 0.0)
+
+    async def run() -> None:
+        watcher, clock, refusals = watching.watcher(), [0.0], list[tuple[float, bool]]()
+        monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+        def submit() -> float:
+            """Raise the next refusal, after its seconds."""
+            if not refusals:
+                return clock[0]
+            seconds, of_memory = refusals.pop(0)
+            clock[0] += seconds
+            error = mpool.Overloaded("none", key="m")
+            error._of_memory = of_memory
+            raise error
+
+        async def enter(*given: tuple[float, bool], patience: float | None = 3.0) -> float:
+            refusals[:] = given
+            return await watcher.enter("m", submit, patience=patience)
+
+        short, full, stopped = (0.9, True), (0.9, False), (1000.0, True)
+        assert await enter(*[short] * 4) == pytest.approx(3.6)  # the first found the shortage, three waited for 2.7 s
+        with pytest.raises(mpool.Timeout, match="no memory was free"):
+            await enter(*[short] * 5)
+        await enter(*[full] * 50)
+        await enter(*[short] * 50, patience=None)
+        await enter(stopped, stopped, stopped)  # they count 2 s
+        tasks = [asyncio.ensure_future(enter(*[short] * 4)) for _ in range(3)]
+        for _ in range(3):  # one after the other is accepted after 2.7 s
+            refusals[:] = [short] * 3
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            tasks = [task for task in tasks if not task.done()]
+        assert not tasks and not watcher._lines
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
 import os
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
+import mpool
 from servers import Process, Raw, ask, server_idle, serving, streamed
+from waiting import until
 
 CHAT = [{"role": "user", "content": "Hello"}]
 
@@ -42,6 +45,42 @@ def check_concurrent_streams(server: Any, count: int, tokens: int) -> None:
 def test_40_concurrent_streams(llama: Path) -> None:
     with serving([f"llama={llama}"]) as server:
         check_concurrent_streams(server, 40, 30)
+
+
+MESSAGES = {"model": "llama", "messages": CHAT, "max_tokens": 3}
+#: Requests of each protocol: path, and body.
+PROTOCOLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", MESSAGES), ("/v1/chat/completions", {**MESSAGES, "stream": True}),
+    ("/v1/completions", {"model": "llama", "prompt": "Hello", "max_tokens": 3}),
+    ("/v1/responses", {"model": "llama", "input": "Hello", "max_output_tokens": 3}),
+    ("/v1/messages", MESSAGES), ("/api/chat", {**MESSAGES, "stream": False}),
+    ("/api/generate", {"model": "llama", "prompt": "Hello", "options": {"num_predict": 3}, "stream": True}),
+    ("/v1/embeddings", {"model": "bert", "input": ["A cat sat."] * 9}), ("/embed", {"inputs": ["A cat sat."] * 9}),
+    ("/api/embed", {"model": "bert", "input": ["A cat sat."] * 9}))
+
+
+def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> None:
+    """While running requests hold it; in a pool with `fail_fast` they get 503, and the seconds until a retry."""
+    from shortages import full
+
+    models = [f"llama={llama}", f"filler={llama}", f"bert={bert}"]
+    config = mpool.PoolConfig(memory_bytes=40 << 20, offline=True, shutdown_grace=1.0, max_workers_per_model=1,
+                              request_timeout=200)
+    with serving(models, config) as server:
+        with full(server.state.pool, "filler"):
+            waiting = [Raw(server, 120).request(path, json.dumps(body).encode()) for path, body in PROTOCOLS]
+            until(lambda: len(server.state.running) == len(waiting), 30, lambda: server.state.running)
+        statuses = []
+        for raw in waiting:
+            with raw:
+                statuses.append(raw.response()[0])
+        assert statuses == [200] * len(waiting)
+    with serving(models, dataclasses.replace(config, fail_fast=True)) as server, full(server.state.pool, "filler"):
+        for path, body in PROTOCOLS:
+            with Raw(server) as raw:
+                status, headers, _ = raw.request(path, json.dumps(body).encode()).response()
+            wanted = {"/v1/messages": 529, "/embed": 429}.get(path, 503)
+            assert (path, status, headers.get("retry-after")) == (path, wanted, "1")
 
 
 @pytest.mark.slow
