@@ -298,7 +298,7 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int) -> tup
     for key, value in (("patch_size", images.patch), ("merge_size", images.merge), ("temporal_patch_size", frames)):
         if config.int(key, value) != value:
             return None
-    usual = {name: cast("list[float]", images.kv.get(f"mpool.image.{name}", _HALVES)) for name in ("mean", "std")}
+    usual = {name: cast("list[float]", images.kv.get(f"mpool.image.{name}", HALVES)) for name in ("mean", "std")}
     if any(_read_three(config, f"image_{name}", value) != value for name, value in usual.items()):
         return None
     size = config.section("size", None)
