@@ -168,7 +168,7 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 
 def _keys_of_runs(cut: TiledImage) -> list[list[bytes]]:
     """Return the keys of the tiles of each run of an image."""
-    keys = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
+    tiles = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
                  for tile in cut.tiles])
     found: list[list[bytes]] = []
     for run in cut.runs:

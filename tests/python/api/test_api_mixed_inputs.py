@@ -116,14 +116,17 @@ def test_token_ids(pool: mpool.Pool) -> None:
     assert pool.embed([[40, 41], [42]], "embedder").shape == (2, 64)
 
 
-def test_images_of_one_tenant_are_kept_from_others(pool: mpool.Pool) -> None:
-    """The tile and the prefix are computed again for another tenant."""
+def test_prompts_of_one_tenant_are_kept_from_others(pool: mpool.Pool) -> None:
+    """The beginning of a prompt, with its image, is computed again for another tenant."""
     given = [{"image": image(11, 60, 60), "text": " ".join(["w40"] * 100)}]
-    first = pool.embed(given, "embedder", tenant="a")
-    before = pool.metrics()["models"]
-    for tenant in ("b", "a"):
-        assert np.array_equal(pool.embed(given, "embedder", tenant=tenant), first)
-    assert before is not None
+
+    def cached(tenant: str) -> int:
+        job = pool.submit("text_embedding", inputs=given, model="embedder", tenant=tenant)
+        assert np.array_equal(job.result(), wanted)
+        return job._ticket.usage()[2]
+
+    wanted = pool.embed(given, "embedder", tenant="a")
+    assert cached("b") == 0 and cached("a") >= 64
 
 
 def test_sentence_transformers_interface(pool: mpool.Pool, folders: dict[str, Path]) -> None:
