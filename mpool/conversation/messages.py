@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import refuse
+from ..checks import real, refuse
 from ..errors import InvalidArgument, Unsupported
-from ..host.resources import list_of_caller
+from ..host.resources import items_of_caller, list_of_caller
 from ..images.base64_text import is_data_url
 from ..tokenizers.limits import MAX_CHARS
 from . import turns
@@ -21,7 +21,11 @@ _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
 #: Types of message parts that are images.
 IMAGE_PARTS = ("image", "image_url", "input_image")
 #: Types of message parts that no model of mpool reads.
-_OTHER_PARTS = ("input_audio", "audio", "video", "file")
+_OTHER_PARTS = ("input_audio", "audio", "video", "video_url", "input_video", "file")
+#: Maximum number of frames of a video.
+MAX_FRAMES = 768
+_FRAMES = ('Pass the frames of the video: {"type": "video", "video": [frame, ...], "fps": 2}, or "timestamps" '
+           '(seconds) instead of "fps"')
 #: Placeholder characters for an image while the chat template is rendered.
 _PLACEHOLDERS = "\ufdd8\ufdd9\ufdda\ufddb"
 
@@ -196,9 +200,13 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
             images.append(_named(image_from_part(part, f"{where}.content[{at}]"), f"{where}.content[{at}]"))
             parts.append({"type": "image"})
             continue
+        if kind == "video":
+            images.append(video_from_part(part, f"{where}.content[{at}]"))
+            parts.append({"type": "video"})
+            continue
         if kind in _OTHER_PARTS:
             raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text and images only",
-                              param=f"{where}.content[{at}]")
+                              param=f"{where}.content[{at}]", hint=_FRAMES if "video" in kind else None)
         text = _text_of(part, kind, role)
         if not isinstance(text, str):
             refuse(f"{where}.content[{at}]", part,
@@ -218,6 +226,54 @@ class NamedImage:
 
     image: Any
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedVideo:
+    """The frames of a video, with the time of each in seconds.
+
+    Attributes:
+        frames: the frames.
+        times: their times.
+        name: name of the argument that has the video.
+    """
+
+    frames: tuple[NamedImage, ...]
+    times: tuple[float, ...]
+    name: str
+
+
+def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
+    """Return the video of a message part: images under ``video``, from any iterable, and their times: ``fps``, the
+    number of frames per second, or ``timestamps``, the time of each frame in seconds.
+
+    Raises:
+        InvalidArgument: the part has no frames or too many, or no valid times.
+    """
+    name = f"{where}.video"
+    given: Any = part.get("video")
+    if isinstance(given, (str, bytes, bytearray, Mapping)) or not hasattr(given, "__iter__"):
+        refuse(name, given, "an iterable of images, the frames of the video", hint=_FRAMES)
+    frames = [frame for frame, _ in zip(items_of_caller(given), range(MAX_FRAMES + 1))]
+    if not 2 <= len(frames) <= MAX_FRAMES:
+        raise InvalidArgument(param=name, got=f"{len(frames)} frames" if len(frames) <= MAX_FRAMES else "more frames",
+                              allowed=f"2 to {MAX_FRAMES} frames", hint="Pass fewer frames per second"
+                              if len(frames) > MAX_FRAMES else "Pass a single frame as an image")
+    fps, stamps = part.get("fps"), part.get("timestamps")
+    if (fps is None) == (stamps is None):
+        raise InvalidArgument(param=where, got="both fps and timestamps" if fps is not None else "no times",
+                              allowed="fps or timestamps", hint=_FRAMES)
+    if stamps is None:
+        rate = real(fps)
+        if rate is None or not 0 < rate < float("inf"):
+            refuse(f"{where}.fps", fps, "a number of frames per second above 0")
+        times = [at / rate for at in range(len(frames))]
+    else:
+        found = [real(one) for one in stamps] if isinstance(stamps, (list, tuple)) else []
+        times = [one for one in found if one is not None and 0 <= one < 1e6]
+        if len(times) != len(frames) or times != sorted(times):
+            refuse(f"{where}.timestamps", stamps, f"{len(frames)} ascending numbers of seconds, one per frame")
+    return NamedVideo(tuple(_named(frame, f"{name}[{at}]") for at, frame in enumerate(frames)), tuple(times), name)
 
 
 def _named(image: Any, name: str) -> NamedImage:

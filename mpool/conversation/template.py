@@ -61,12 +61,14 @@ class ImageTexts(NamedTuple):
     """The texts that replace the images of a conversation in its prompt.
 
     Attributes:
-        mark: text that stands for each image in the rendered conversation.
+        marks: texts that stand for an image, and for a video, in the rendered conversation; the latter may be absent.
+        kinds: for each image and video, the index of its mark.
         texts: text that replaces each of them, with the image tokens of the model.
         char: a character in ``texts`` whose id is -1, whatever the vocabulary contains; None: there is none.
     """
 
-    mark: str
+    marks: Sequence[str]
+    kinds: Sequence[int]
     texts: Sequence[str]
     char: str | None
 
@@ -76,7 +78,13 @@ class ImageTexts(NamedTuple):
         Raises:
             InvalidArgument: the text has another number of images.
         """
-        parts = text.split(self.mark)
+        parts = re.split("(" + "|".join(map(re.escape, self.marks)) + ")", text)
+        wanted = [self.marks[kind] for kind in self.kinds]
+        if len(parts) == 2 * len(wanted) + 1 and parts[1::2] != wanted:
+            raise InvalidArgument("the chat template does not keep the order of images and videos", param="images",
+                                  got="images and videos", allowed="images, or videos",
+                                  hint="Pass one kind per request")
+        parts = parts[::2]
         if len(parts) != len(self.texts) + 1:
             raise InvalidArgument(f"the number of images must equal the number of image tokens in the prompt, got "
                                   f"{len(self.texts)} images and {len(parts) - 1} tokens", param="images",

@@ -26,6 +26,7 @@ class PlaceholderRun:
     Attributes:
         tiles: number of tiles that the run uses; runs use the tiles of an image in order. 0: those of the run before.
         rows: number of placeholder tokens.
+        frames: True if the tiles are frames of a video, which together have the embeddings of one tile.
         sources: int32 ``[rows]``; index of the embedding for each placeholder, counted from the run's first tile; -1
             is the learned newline. None: all embeddings in order.
     """
@@ -33,6 +34,7 @@ class PlaceholderRun:
     tiles: int
     rows: int
     sources: NDArray[np.int32] | None = None
+    frames: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,12 @@ class TiledImage:
     Attributes:
         tiles: pixels of each tile, uint8 ``[height, width, 3]``.
         placeholders: text and runs that replace the image in the prompt; the runs use all tiles in order.
+        is_video: True if it is a video, whose frames are the tiles.
     """
 
     tiles: list[NDArray[np.uint8]]
     placeholders: list[str | PlaceholderRun]
+    is_video: bool = False
 
     @property
     def runs(self) -> list[PlaceholderRun]:
@@ -247,6 +251,82 @@ def _any_size(image: Image, settings: VisionSettings, name: str) -> TiledImage:
         high, wide = _sides(height, width, unit, *settings.pixels)
         tile = np.asarray(image.resize((wide, high), resample=settings.image.resample))  # type: ignore[arg-type]
     return TiledImage([tile], [PlaceholderRun(1, rows_of(settings, high, wide))])
+
+
+# ---- frames of a video -----------------------------------------------------------------------------------------------
+
+def frame_size(settings: VisionSettings, count: int, height: int, width: int) -> tuple[int, int]:
+    """Return height and width to which the frames of a video are resized, as in transformers' Qwen3VLVideoProcessor.
+
+    Args:
+        settings: the model's vision settings.
+        count: number of frames.
+        height, width: their size in pixels.
+    """
+    video, unit = settings.video, settings.image.patch_size * settings.merge
+    assert video is not None
+    if video.pixels is None:
+        return height // unit * unit, width // unit * unit
+    least, most = video.pixels
+    if video.most_rows is not None:
+        most = count * max(min(video.most_rows * unit * unit, most // count), int(least * 1.05))
+    if height < unit or width < unit:
+        scale = max(unit / height, unit / width)
+        height, width = int(height * scale), int(width * scale)
+    high, wide = round(height / unit) * unit, round(width / unit) * unit
+    total = round(count / video.frames) * video.frames * high * wide
+    if total > most:
+        by = sqrt(count * height * width / most)
+        high, wide = max(unit, floor(height / by / unit) * unit), max(unit, floor(width / by / unit) * unit)
+    elif total < least:
+        by = sqrt(least / (count * height * width))
+        high, wide = ceil(height * by / unit) * unit, ceil(width * by / unit) * unit
+    return high, wide
+
+
+def resize_frame(image: Image, settings: VisionSettings, size: tuple[int, int], first: tuple[int, int],
+                 name: str) -> NDArray[np.uint8]:
+    """Return the pixels of a frame.
+
+    Args:
+        image: an RGB image.
+        settings: the model's vision settings.
+        size: result of :func:`frame_size`.
+        first: height and width of the first frame.
+        name: name of the frame, for error messages.
+
+    Raises:
+        InvalidArgument: the frame has another size than the first one.
+    """
+    assert settings.video is not None
+    width, height = image.size
+    if (height, width) != first:
+        raise InvalidArgument(param=name, got=f"{width} x {height} pixels",
+                              allowed=f"{first[1]} x {first[0]} pixels, as the first frame")
+    if settings.video.pixels is None:
+        return np.asarray(image)[:size[0], :size[1]]
+    return np.asarray(image.resize(size[::-1], resample=settings.video.resample))  # type: ignore[arg-type]
+
+
+def tile_video(frames: list[NDArray[np.uint8]], times: Sequence[float], settings: VisionSettings,
+               around: tuple[str, str]) -> TiledImage:
+    """Group the frames of a video. Each group follows a text with its time, the mean of its first and last frame's.
+
+    Args:
+        frames: pixels of the frames; the last one is repeated until the last group is full.
+        times: time of each frame in seconds.
+        settings: the model's vision settings.
+        around: texts before and after the placeholders of a group.
+    """
+    assert settings.video is not None
+    size, times = settings.video.frames, list(times)
+    missing = -len(frames) % size
+    frames, times = frames + frames[-1:] * missing, times + times[-1:] * missing
+    rows, placeholders = rows_of(settings, *frames[0].shape[:2]), []  # type: int, list[str | PlaceholderRun]
+    for at in range(0, len(frames), size):
+        placeholders += [f"<{(times[at] + times[at + size - 1]) / 2:.1f} seconds>{around[0]}",
+                         PlaceholderRun(size, rows, frames=size > 1), around[1]]
+    return TiledImage(frames, placeholders, True)
 
 
 # ---- Gemma 3: the whole image, then crops of a long one ("pan and scan") ---------------------------------------------

@@ -373,6 +373,28 @@ class ImageSettings:
 
 
 @dataclass(frozen=True)
+class VideoSettings:
+    """Settings of a vision model for the frames of a video. Each part of a few frames follows a text with its time.
+
+    Attributes:
+        mark_token_id: id of the token that the chat template writes for a video.
+        around: ids of the tokens before and after the placeholders of a part.
+        frames: number of frames of a part.
+        pixels: smallest and largest number of pixels of all frames together; None: frames are cropped to whole patches
+            and not resized.
+        most_rows: maximum number of placeholders of a frame, which limits ``pixels``; None: no such limit.
+        resample: Pillow's number of the resampling filter.
+    """
+
+    mark_token_id: int
+    around: tuple[int, int]
+    frames: int
+    pixels: tuple[int, int] | None
+    most_rows: int | None
+    resample: int
+
+
+@dataclass(frozen=True)
 class VisionSettings:
     """Image settings of a vision model.
 
@@ -397,6 +419,7 @@ class VisionSettings:
         split: for ``"split"``: True if images are split at all.
         pixels: for ``"any"`` and ``"marked"``: smallest and largest number of pixels of an image; None: the image is
             cropped to whole patches and not resized.
+        video: settings for frames of a video; None: the model takes none.
         crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
             an image is cropped; None: images are not cropped.
         rows: for ``"fit"``: maximum number of embeddings of an image.
@@ -417,6 +440,7 @@ class VisionSettings:
     split: bool = False
     pixels: tuple[int, int] | None = None
     crops: tuple[int, int, float] | None = None
+    video: VideoSettings | None = None
     rows: int | None = None
     rows_allowed: tuple[int, ...] = ()
     tiles: tuple[int, int] | None = None

@@ -13,7 +13,7 @@ from ..conversation import reasoning, tool_formats, tool_templates, turns
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
 from ..conversation.template import ImageTexts, check_arguments
 from ..conversation.tools import complete_results, of_options, read_options
-from ..errors import InvalidArgument, MpoolError
+from ..errors import InvalidArgument, MpoolError, Unsupported
 from ..host import native_calls
 from . import vision
 
@@ -213,7 +213,11 @@ def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledI
         # the template supports text only: each image becomes a line of the text
         mark = placeholder_char(messages)
         messages = [{**message, "content": _join_parts(message["content"], mark + "\n")} for message in messages]
-    shown = ImageTexts(mark, [cut.text(token or char or "") for cut in cuts], char)
+    marks = [mark]
+    if settings.video is not None and any(cut.is_video for cut in cuts):
+        marks.append(tokenizer.token_text(settings.video.mark_token_id))
+    shown = ImageTexts(marks, [int(cut.is_video) for cut in cuts], [cut.text(token or char or "") for cut in cuts],
+                       char)
     prompt = template.prompt(messages, tokenizer, images=shown, deadline=deadline, **options)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too
@@ -227,4 +231,6 @@ def _join_parts(content: Any, image: str) -> Any:
     """Join the parts of a message's content to one text, with ``image`` in place of each image."""
     if not isinstance(content, list):
         return content
+    if any(part["type"] == "video" for part in content):
+        raise Unsupported("the chat template of this model takes no videos", param="messages")
     return "".join(image if part["type"] == "image" else part["text"] for part in content)

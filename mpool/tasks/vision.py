@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import refuse, surrogate_of
-from ..conversation.messages import NamedImage
-from ..errors import ContextOverflow, InvalidArgument, MpoolError
+from ..conversation.messages import NamedImage, NamedVideo
+from ..errors import ContextOverflow, InvalidArgument, MpoolError, Unsupported
 from ..host import native_calls
 from ..images.loading import check_image, convert_image, images_of
-from ..images.tiling import tile_image
+from ..images.tiling import frame_size, resize_frame, tile_image, tile_video
 from ..runtime import deadlines as _deadlines
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_IMAGES = 256
 #: Bytes of a hash of a tile or a run, the key of the core's prefix cache.
 _KEY_BYTES = 16
+#: Maximum number of patches of a frame, as in the C core.
+_MAX_PATCHES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Images:
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-def _read(entry: Entry, images: Sequence[NamedImage], allow_urls: bool, deadline: float | None,
+def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: bool, deadline: float | None,
           tokens: int | None) -> list[TiledImage]:
     settings, found = _settings(entry), []
     if tokens is not None:
@@ -70,11 +72,39 @@ def _read(entry: Entry, images: Sequence[NamedImage], allow_urls: bool, deadline
             refuse("image_tokens", tokens, ", ".join(map(str, settings.rows_allowed)) + " or None"
                    if settings.rows_allowed else "None: images of this model have a fixed number of tokens")
         settings = replace(settings, rows=tokens)
+
+    def converted(given: NamedImage, convert: Callable[[Any], Any]) -> Any:
+        return convert_image(given.image, given.name, convert, allow_urls=allow_urls,
+                             timeout=_deadlines.remaining(deadline, entry.key))
+
     for given in images:
-        limit = _deadlines.remaining(deadline, entry.key)
-        found.append(convert_image(given.image, given.name, partial(tile_image, settings=settings, name=given.name),
-                                   allow_urls=allow_urls, timeout=limit))
+        found.append(converted(given, partial(tile_image, settings=settings, name=given.name))
+                     if isinstance(given, NamedImage) else _video(entry, given, converted))
     return found
+
+
+def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> TiledImage:
+    """Read the frames of a video. ``converted``: reads an image and calls a function with it."""
+    settings = _settings(entry)
+    if settings.video is None:
+        raise Unsupported(f"`{given.name}` has frames of a video; this model takes images only", param=given.name,
+                          hint="Pass frames as images, or use a model such as Qwen3-VL")
+    width, height = converted(given.frames[0], _size_of)
+    size = frame_size(settings, len(given.frames), height, width)
+    if min(size) < 1 or size[0] * size[1] > _MAX_PATCHES * settings.image.patch_size ** 2:
+        raise InvalidArgument(param=given.name, got=f"frames of {width} x {height} pixels",
+                              allowed="frames that the model resizes to 1 to "
+                                      f"{_MAX_PATCHES:,} patches", hint="Resize the frames first")
+    frames = [converted(one, partial(resize_frame, settings=settings, size=size, first=(height, width), name=one.name))
+              for one in given.frames]
+    token_text = entry.tokenizer().token_text
+    before, after = settings.video.around
+    return tile_video(frames, given.times, settings, (token_text(before), token_text(after)))
+
+
+def _size_of(image: Any) -> tuple[int, int]:
+    width, height = image.size
+    return width, height
 
 
 def _settings(entry: Entry) -> VisionSettings:
@@ -83,7 +113,7 @@ def _settings(entry: Entry) -> VisionSettings:
     return settings
 
 
-def read_images(entry: Entry, images: Sequence[NamedImage], allow_urls: Any, deadline: float | None,
+def read_images(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: Any, deadline: float | None,
                 tokens: int | None = None) -> list[TiledImage]:
     """Read images and prepare them for the model. Threads for native calls decode them.
 
@@ -109,7 +139,7 @@ def read_images(entry: Entry, images: Sequence[NamedImage], allow_urls: Any, dea
         raise
 
 
-def check_images(images: Sequence[NamedImage], allow_urls: bool, call: Call | None) -> None:
+def check_images(images: Sequence[NamedImage | NamedVideo], allow_urls: bool, call: Call | None) -> None:
     """Check the images of a request before its model is known: as :func:`read_images`, but URLs are not fetched.
 
     Raises:
@@ -118,10 +148,11 @@ def check_images(images: Sequence[NamedImage], allow_urls: bool, call: Call | No
     _check_count(images)
     with native_calls.limited(None if call is None else call.deadline):
         for given in images:
-            check_image(given.image, given.name, allow_urls, read=True)
+            for one in (given,) if isinstance(given, NamedImage) else given.frames:
+                check_image(one.image, one.name, allow_urls, read=True)
 
 
-def _check_count(images: Sequence[NamedImage]) -> None:
+def _check_count(images: Sequence[NamedImage | NamedVideo]) -> None:
     if len(images) > MAX_IMAGES:
         raise InvalidArgument(param="images", got=f"{len(images):,} images", allowed=f"at most {MAX_IMAGES} images")
 
@@ -142,7 +173,8 @@ def _keys_of_runs(cut: TiledImage) -> list[list[bytes]]:
     found: list[list[bytes]] = []
     for run in cut.runs:
         found.append(list(islice(keys, run.tiles)) if run.tiles else found[-1])
-    return found
+    # the first frame of a group stands for all, so its key is that of all
+    return [[_digest(b"frames", *one), *one[1:]] if run.frames else one for run, one in zip(cut.runs, found)]
 
 
 def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> tuple[NDArray[np.int32], Images | None]:

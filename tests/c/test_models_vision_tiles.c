@@ -85,14 +85,14 @@ MP_TEST(models_vision_rows_of_unsuitable_sizes) {
     }
 }
 
-/* A first matrix that is stored as two halves, one per frame, is their sum: an image counts as two equal frames. */
-MP_TEST(models_vision_adds_the_halves_of_the_first_matrix) {
-    enum { INPUTS = 3 * PATCH * PATCH };
+/* A first matrix that is stored as two halves, one per frame, has the inputs of both: channels, frames, patch. */
+MP_TEST(models_vision_joins_the_halves_of_the_first_matrix) {
+    enum { AREA = PATCH * PATCH, INPUTS = 3 * AREA };
     static const mp_dtype floats[] = {MP_F32};
     const int64_t shape[2] = {HIDDEN, INPUTS};
     mp_error error;
     mp_tensor first, second;
-    float row[INPUTS];
+    float row[2 * INPUTS];
     tiny_model tiny;
     halves = true;
     tiny_load(&tiny, tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
@@ -101,13 +101,13 @@ MP_TEST(models_vision_adds_the_halves_of_the_first_matrix) {
     const mp_linear *patches = &model->vision->image_encoder.patches;
     MP_CHECK_OK(mp_weights_get(model->weights, "v.patch_embd.weight", 2, shape, &first, &error), &error);
     MP_CHECK_OK(mp_weights_get(model->weights, "v.patch_embd.weight.1", 2, shape, &second, &error), &error);
-    MP_CHECK(patches->N == HIDDEN && patches->K == INPUTS && patches->parts == 1);
+    MP_CHECK(patches->N == HIDDEN && patches->K == 2 * INPUTS && patches->parts == 1);
     for (int r = 0; r < HIDDEN; r++) {
         const float *a = (const float *)(const void *)mp_tensor_row(&first, r);
         const float *b = (const float *)(const void *)mp_tensor_row(&second, r);
         mp_wmat_row(&patches->w[0], r, row);
         for (int i = 0; i < INPUTS; i++)
-            MP_CHECK(row[i] == a[i] + b[i]);
+            MP_CHECK(row[i / AREA * 2 * AREA + i % AREA] == a[i] && row[(i / AREA * 2 + 1) * AREA + i % AREA] == b[i]);
     }
     tiny_unload(&tiny);
 }

@@ -202,29 +202,28 @@ static mp_status add_vector(const mp_vit *model, const mp_builder *builder, int 
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* Some files store the first matrix in two halves, one per frame. An image counts as two equal frames, so add the
- * halves. */
+/* Some files store the first matrix in two halves, one per frame. Join them: channels, frames, lines, columns. */
 static mp_status read_halves(mp_vit *model, const mp_builder *builder, mp_error *error) {
-    const int32_t inputs = MP_IMAGE_CHANNELS * model->patch * model->patch;
-    const int64_t shape[2] = {model->hidden, inputs}, n = (int64_t)model->hidden * inputs;
-    mp_tensor first, second;
-    MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight", 2, shape, &first, error));
-    MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight.1", 2, shape, &second, error));
-    float *sum = mp_alloc_array((size_t)n + (size_t)inputs, sizeof *sum, MP_TAG_MISC);
-    if (!sum)
-        return mp_fail_memory(error, ((uint64_t)n + (uint64_t)inputs) * sizeof *sum,
+    const int32_t area = model->patch * model->patch, inputs = MP_IMAGE_CHANNELS * area;
+    const int64_t shape[2] = {model->hidden, inputs}, n = 2 * (int64_t)model->hidden * inputs;
+    mp_tensor halves[2];
+    MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight", 2, shape, &halves[0], error));
+    MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight.1", 2, shape, &halves[1], error));
+    float *both = mp_alloc_array((size_t)n + (size_t)inputs, sizeof *both, MP_TAG_MISC);
+    if (!both)
+        return mp_fail_memory(error, ((uint64_t)n + (uint64_t)inputs) * sizeof *both,
                               "the first matrix of an image network");
-    for (int32_t row = 0; row < model->hidden; row++) {
-        float *to = sum + (int64_t)row * inputs;
-        mp_dequantize_row(first.dtype, mp_tensor_row(&first, row), inputs, to);
-        mp_dequantize_row(second.dtype, mp_tensor_row(&second, row), inputs, sum + n);
-        for (int32_t i = 0; i < inputs; i++)
-            to[i] += sum[n + i];
+    for (int32_t row = 0; row < 2 * model->hidden; row++) {
+        const mp_tensor *half = &halves[row % 2];
+        mp_dequantize_row(half->dtype, mp_tensor_row(half, row / 2), inputs, both + n);
+        for (int32_t c = 0; c < MP_IMAGE_CHANNELS; c++)
+            memcpy(both + ((int64_t)(row / 2) * MP_IMAGE_CHANNELS + c) * 2 * area + (int64_t)(row % 2) * area,
+                   both + n + (int64_t)c * area, (size_t)area * sizeof *both);
     }
-    model->frames = 1;
+    model->frames = 2;
     const char *bias = mp_weights_has(builder->weights, "v.patch_embd.bias") ? "v.patch_embd.bias" : NULL;
-    return mp_builder_linear_taken(builder, &model->patches, "v.patch_embd.weight", bias, sum, model->hidden, inputs,
-                                   error);
+    return mp_builder_linear_taken(builder, &model->patches, "v.patch_embd.weight", bias, both, model->hidden,
+                                   2 * inputs, error);
 }
 
 /* Read the norms before and after the first matrix, if the file has them, and allocate the weights of norms without. */

@@ -165,8 +165,8 @@ static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, 
     }
     for (int c = 0; !model->channels_last && c < MP_IMAGE_CHANNELS; c++)
         for (int i = 0; i < p * model->frames; i++) {
-            const uint8_t *line =
-                image->pixels + (((int64_t)y * p + i % p) * image->width + (int64_t)x * p) * MP_IMAGE_CHANNELS + c;
+            const uint8_t *line = image->pixels + (size_t)(i / p) * image->frame +
+                                  (((int64_t)y * p + i % p) * image->width + (int64_t)x * p) * MP_IMAGE_CHANNELS + c;
             for (int k = 0; k < p; k++)
                 *out++ = model->pixel[c][line[k * MP_IMAGE_CHANNELS]];
         }

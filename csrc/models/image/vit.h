@@ -67,7 +67,7 @@ typedef struct mp_vit {
     bool channels_last;     /* inputs of a patch are ordered line, column, channel; otherwise channel, line, column */
     int32_t places;         /* columns, and lines, that have learned positions; 0: each patch has one position */
     int32_t place_step, first_line; /* rows of `positions` between two columns or lines; row of line 0 */
-    int32_t frames;         /* times that a patch repeats the image: video networks expect several frames */
+    int32_t frames;         /* frames of a patch: networks for videos expect several, and an image is repeated */
     int32_t window, cell;   /* axial: side of a window in cells, and of a cell in patches */
     float rope_base;
     float eps;
@@ -95,6 +95,7 @@ typedef struct mp_vit {
 typedef struct mp_vit_image { /* one image of a group */
     const uint8_t *pixels;    /* [height, width, 3] */
     size_t bytes;             /* bytes of `pixels` */
+    size_t frame;             /* bytes from one frame of a video to the next one; 0: all frames are the image */
     int32_t width;
     int32_t down, across;  /* whole patches in height and width; remaining pixels are ignored */
     int32_t n, row, patch; /* rows; first row in the group; first patch in the group */

@@ -292,7 +292,7 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
     int64_t rows = 0;
     for (int32_t t = run->tile; t < run->tile + run->tiles; t++)
         rows += mp_vision_rows(vision, images->sizes[2 * t], images->sizes[2 * t + 1]);
-    if (!images->sources && run->rows != rows)
+    if (!images->sources && run->rows != rows && !mp_vision_frames(vision, images, run))
         return mp_fail(error, MP_INVALID_ARGUMENT, "run %d has %d placeholders for %lld rows of its image", index,
                        run->rows, (long long)rows);
     for (int32_t i = 0; images->sources && i < run->rows; i++) {

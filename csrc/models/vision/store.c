@@ -318,10 +318,15 @@ const float *mp_images_row(const mp_image_store *store, const mp_text_request *r
 
 static mp_vit_image describe(const mp_vision *vision, const mp_text_images *images, int tile) {
     const mp_vit *image_encoder = &vision->image_encoder;
-    int32_t down = images->sizes[2 * tile] / image_encoder->patch,
-            across = images->sizes[2 * tile + 1] / image_encoder->patch;
+    const int32_t height = images->sizes[2 * tile], width = images->sizes[2 * tile + 1];
+    const int32_t down = height / image_encoder->patch, across = width / image_encoder->patch;
+    const mp_image_run *run = images->runs;
+    while (run->tile + run->tiles <= tile)
+        run++;
+    const bool frames = mp_vision_frames(vision, images, run);
     return (mp_vit_image){
-        .width = images->sizes[2 * tile + 1],
+        .width = width,
+        .frame = frames ? (size_t)height * (size_t)width * MP_IMAGE_CHANNELS : 0,
         .down = down,
         .across = across,
         .n = mp_vit_rows(image_encoder, down, across),

@@ -57,6 +57,16 @@ struct mp_vision { /* the image part of a decoder; immutable once loaded */
 
 /* Components of a tile's row: the vector of the last layer, then those of the taps. */
 static inline int64_t mp_vision_row(const mp_vision *vision) { return (int64_t)vision->width * (1 + vision->taps); }
+/* Returns true if the tiles of a run are consecutive frames of a video: they have one size, there are as many as the
+ * image network has frames, and the run has the rows of one. The first tile then stands for all, and its key is one of
+ * all frames. */
+static inline bool mp_vision_frames(const mp_vision *vision, const mp_text_images *images, const mp_image_run *run) {
+    const int32_t *sizes = images->sizes + 2 * (ptrdiff_t)run->tile, unit = vision->image_encoder.patch * vision->merge;
+    bool same = run->tiles > 1 && run->tiles == vision->image_encoder.frames && !images->sources;
+    for (int32_t t = 1; same && t < run->tiles; t++)
+        same = sizes[2 * t] == sizes[0] && sizes[2 * t + 1] == sizes[1];
+    return same && run->rows == sizes[0] / unit * (sizes[1] / unit) + vision->keep_class;
+}
 /* Returns the number of rows of a tile of height x width pixels, or 0 if the network does not accept that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
 /* ---- the store of an engine (vision/store.c); decoder/images.h has its functions --------------------------------- */

@@ -19,6 +19,8 @@ from ..spec import Value
 NAME = "preprocessor_config.json"
 #: File that newer folders have instead; the configuration is under its key ``image_processor``.
 JOINT_NAME = "processor_config.json"
+#: File with the configuration for videos.
+VIDEO_NAME = "video_preprocessor_config.json"
 
 #: Maximum side of an image after resizing or cropping, in pixels.
 MAX_SIDE = 4096
@@ -274,6 +276,39 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
         config.int("patch_size", 14, low=1, high=256), config.int("merge_size", 2, low=1, high=16), min_pixels,
         max_pixels, config.bool("do_resize", True), config.int("resample", 3, low=0, high=5),
         read_scaling(config, CLIP_MEAN, CLIP_STD))
+
+
+def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int) -> tuple[tuple[int, int] | None, int | None,
+                                                                                   int] | None:
+    """Read the video processor of a folder of one of Qwen's vision models; without a file, its defaults.
+
+    Args:
+        folder: the model folder.
+        images: the image processor.
+        frames: number of frames that a patch spans.
+
+    Returns:
+        ``pixels``, ``most_rows`` and ``resample`` of :class:`~mpool.models.spec.VideoSettings`; None: frames are not
+        prepared like images.
+
+    Raises:
+        FormatError: a value is malformed.
+    """
+    config = folder.fields(VIDEO_NAME, missing_ok=True)
+    for key, value in (("patch_size", images.patch), ("merge_size", images.merge), ("temporal_patch_size", frames)):
+        if config.int(key, value) != value:
+            return None
+    usual = {name: cast("list[float]", images.kv.get(f"mpool.image.{name}", HALVES)) for name in ("mean", "std")}
+    if any(_read_three(config, f"image_{name}", value) != value for name, value in usual.items()):
+        return None
+    size = config.section("size", None)
+    least, most = 128 * 32 * 32, 768 * 32 * 32
+    if size is not None:
+        least, most = size.int("shortest_edge", least, low=1), size.int("longest_edge", most, low=1)
+        if least > most:
+            size.fail("shortest_edge", least, f"at most {most}, the value of longest_edge")
+    rows = config.int("max_video_tokens", 768, low=1) if config.bool("cap_pixels_per_frame", False) else None
+    return ((least, most) if config.bool("do_resize", True) else None), rows, config.int("resample", 3, low=0, high=5)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..files import Folder
 from ..json_strict import shorten
 from ..layout import TRANSFORMER_CONFIGS
 from ..spec import EmbeddingSettings, ModelDescription, VisionSettings
-from . import hf_parts, scoring, sentence_folder, vision_folder, vision_model
+from . import hf_parts, scoring, sentence_folder, vision_model
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..families.reading import MAX_LAYERS, MAX_WIDTH, activation, check_neutral,
 from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
-from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
+from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VideoSettings, VisionSettings
 from . import (
     hf_config,
     hf_parts,
@@ -219,6 +219,7 @@ class _QwenText:
         defaults: further defaults of transformers.
         interleaved: True if the sections of M-RoPE are interleaved.
         token: default of ``image_token_id``.
+        video: defaults of ``video_token_id``, ``vision_start_token_id`` and ``vision_end_token_id``.
         taps: default layers of the image encoder with taps; None: the model has none.
     """
 
@@ -229,6 +230,7 @@ class _QwenText:
     defaults: dict[str, Any]
     interleaved: bool = True
     token: int = 151655
+    video: tuple[int, int, int] = (151656, 151652, 151653)
     taps: tuple[int, ...] | None = (8, 16, 24)
 
 
@@ -238,9 +240,9 @@ _QWEN_TEXT = {
     "qwen3_vl": _QwenText("qwen3", "Qwen3ForCausalLM", (24, 20, 20), 5e5, _QWEN3_TEXT),
     "qwen3_vl_moe": _QwenText("qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", (24, 20, 20), 5e5, _MOE_TEXT),
     "qwen3_5": _QwenText("qwen3_5_text", "Qwen3_5ForCausalLM", (11, 11, 10), 1e4, _QWEN35_TEXT, token=248056,
-                         taps=None),
+                         video=(248057, 248053, 248054), taps=None),
     "qwen3_5_moe": _QwenText("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", (11, 11, 10), 1e4, _QWEN35_MOE_TEXT,
-                             token=248056, taps=None),
+                             token=248056, video=(248057, 248053, 248054), taps=None),
 }
 
 
@@ -318,9 +320,15 @@ def read_qwen(config: Fields) -> VisionModel:
                               resample=processor.resample, crop=None, patch_size=encoder.patch_size,
                               image_size=encoder.image_size, any_size=True)
         max_pixels = min(processor.max_pixels, MAX_PATCHES * encoder.patch_size ** 2)
+        frames = cast(int, encoder.kv["mpool.image.frames"])
+        video = image_processor.read_video(folder, processor, frames) if usual.interleaved else None
+        marks = [config.int(name, default, low=0) for name, default in zip(
+            ("video_token_id", "vision_start_token_id", "vision_end_token_id"), usual.video)]
         return VisionSettings(scheme="any", image=image, image_token_id=token, merge=merge,
                               pixels=(min(processor.min_pixels, max_pixels), max_pixels)
-                              if processor.resize else None), processor.kv
+                              if processor.resize else None,
+                              video=None if video is None else VideoSettings(marks[0], (marks[1], marks[2]), frames,
+                                                                             *video)), processor.kv
 
     return VisionModel(encoder.architecture, text, encoder, _qwen_projector(found, width), {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,

@@ -24,7 +24,7 @@ from ..architectures import missing
 from ..families.reading import MAX_LAYERS, MAX_WIDTH
 from ..fields import Fields, describe
 from ..json_strict import shorten
-from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
+from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VideoSettings, VisionSettings
 from . import gguf_tables, internvl, lfm2_vl, ollama_gguf, pixtral
 from .image_processor import GEMMA4_ROWS, centred, padding_color
 from .vision_folder import with_prefix
@@ -179,6 +179,10 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
                      origins={**with_prefix(text.spec.origins, text.spec.architecture, name),
                               **origins.in_projector(projector, kv, name, table.name)})
     settings = replace(settings, image_token_id=token, mark_token_id=None if mark == -1 else mark)
+    marks = [_image_token(text, f"<|{part}|>") for part in ("video_pad", "vision_start", "vision_end")]
+    if name == "qwen3_vl" and min(marks) >= 0:  # the files have no settings for videos; transformers' defaults
+        settings = replace(settings, video=VideoSettings(marks[0], (marks[1], marks[2]), 2, (1 << 17, 768 << 10), None,
+                                                         3))
     return replace(text, capability="vision", spec=spec, vision=settings)
 
 

@@ -34,7 +34,8 @@ from ..references import HubRef
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                RANKS_NAME, "chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja",
-               "preprocessor_config.json", "processor_config.json", STANFORD_METADATA, *TRANSFORMER_CONFIGS)
+               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+               STANFORD_METADATA, *TRANSFORMER_CONFIGS)
 #: Suffixes of pickled files that torch writes.
 _TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 #: Paths that need no quotes in a command.

@@ -35,6 +35,8 @@ from .structs import (
     ResponseMessage,
     TopToken,
     Usage,
+    VideoPart,
+    VideoURLPart,
     turns_of,
 )
 from .text import LOWEST, encode, finish, streamed, usage_of
@@ -188,6 +190,13 @@ def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
         given = part.image_url
         url, name = (given, "image_url") if isinstance(given, str) else (given.url, "image_url.url")
         return {"type": "image", "image": context.image(url, f"{where}.{name}")}
+    if isinstance(part, VideoURLPart):
+        raise Refusal("unsupported_parameter", f"`{where}` must not be a video file. Send the frames of the video: "
+                                               '{"type": "video", "video": ["data:image/jpeg;base64,...", ...], '
+                                               '"fps": 2}.', where)
+    if isinstance(part, VideoPart):
+        frames = [context.image_file(frame, f"{where}.video[{at}]") for at, frame in enumerate(part.video)]
+        return {"type": "video", "video": frames, "fps": part.fps, "timestamps": part.timestamps}
     return {"type": "text", "text": context.check_text(part.refusal if isinstance(part, RefusalPart) else part.text,
                                                        where)}
 

@@ -322,6 +322,21 @@ class ImagePart(Part, tag="image_url", kw_only=True):
     image_url: ImageURL | str
 
 
+class VideoPart(Part, tag="video", kw_only=True):
+    """The frames of a video, each base64 or a data URL of an image, and their times: ``fps``, the number of frames per
+    second, or ``timestamps`` in seconds (an extension)."""
+
+    video: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+    fps: float | None = None
+    timestamps: Annotated[list[float], Meta(max_length=1000)] | None = None
+
+
+class VideoURLPart(Part, tag="video_url", kw_only=True):
+    """A video file. It is refused: clients send frames as a part of the type ``video``."""
+
+    video_url: Any = None
+
+
 class FunctionCall(Fields):
     """Name of a function, and its arguments as JSON text."""
 
@@ -353,7 +368,7 @@ class Message(Fields, omit_defaults=True):
     ``cache_control`` are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart | RefusalPart] | None = None
+    content: str | list[TextPart | ImagePart | RefusalPart | VideoPart | VideoURLPart] | None = None
     name: str | None = None
     tool_calls: Annotated[list[EarlierToolCall], Meta(max_length=1000)] | None = None
     tool_call_id: str | None = None

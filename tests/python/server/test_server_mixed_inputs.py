@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from servers import ask, serving
 from visionmodels import image
 
 PHOTO = image(1, 50, 70)
+_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 def png(pixels: np.ndarray) -> str:
@@ -38,6 +40,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for name, scores in (("embedder", False), ("reranker", True)):
         folders[name] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp(name))
         visionmodels.make_embedder(folders[name], scores)
+    folders["chat"] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp("chat"))
+    path = folders["chat"] / "chat_template.json"
+    (folders["chat"] / "video_preprocessor_config.json").write_text(json.dumps(
+        {"do_resize": False, "image_mean": _MEAN, "image_std": _STD}))
+    path.write_text(path.read_text().replace(
+        "{% if add_generation_prompt %}", "{% for part in messages[0]['content'] %}{% if part['type'] == 'video' %}"
+        "{{ 'w156 ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}"))
     for name in ("clip", "dinov2"):
         folders[name] = imagemodels.save(imagemodels.randomised(name, 2), name, tmp_path_factory.mktemp(name))
     with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
@@ -117,6 +126,31 @@ def test_bad_inputs_are_refused(server: Any, path: str, body: dict[str, Any], pa
     model = "reranker" if path == "rerank" else "embedder"
     status, found = ask(server, f"/v1/{path}", {"model": model, **body})
     assert (status, found["error"]["param"]) == (400, param), found
+
+
+def test_frames_of_a_video_in_a_chat(server: Any) -> None:
+    pool = server.state.pool
+    frames = [image(seed, 48, 40) for seed in range(3)]
+    shown = [f"data:image/png;base64,{png(frame)}" for frame in frames]
+    text = {"type": "text", "text": "w40"}
+    options = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    wanted = pool.chat([{"role": "user", "content": [{"type": "video", "video": frames, "fps": 2}, text]}], "chat",
+                       **options)
+
+    def asked(part: dict[str, Any]) -> tuple[int, Any]:
+        return ask(server, "/v1/chat/completions", {
+            "model": "chat", "messages": [{"role": "user", "content": [part, text]}], **options})
+
+    for times in ({"fps": 2}, {"timestamps": [0, 0.5, 1]}):
+        status, found = asked({"type": "video", "video": shown, **times})
+        assert status == 200 and found["choices"][0]["message"]["content"] == wanted.text, found
+        assert found["usage"]["prompt_tokens"] == wanted.usage.prompt_tokens
+    for part, param in (({"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}}, ""),
+                        ({"type": "video", "video": shown}, ""),
+                        ({"type": "video", "video": ["a"], "fps": 1}, ".video[0]"),
+                        ({"type": "video", "video": shown, "fps": -1}, ".fps")):
+        status, found = asked(part)
+        assert status == 400 and found["error"]["param"] in ("messages", f"messages[0].content[0]{param}"), found
 
 
 def test_models_without_images_refuse_them(server: Any) -> None:

@@ -1,0 +1,181 @@
+"""Frames of videos compared with transformers in float32: the prompt with its times, resized frames, logits."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import errors
+from mpool.tasks.requests import chat_request
+
+import visionmodels
+from paritymodels import torch
+from visionmodels import IMAGE, image
+from visionparity import relative, run
+
+TOLERANCE = 1e-4
+VIDEO = 156
+MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] %}"
+            "{% if part['type'] == 'image' %}{{ 'w20 <image> w21 ' }}{% elif part['type'] == 'video' %}{{ 'w156 ' }}"
+            "{% else %}{{ part['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}assistant : ")
+
+
+def frames(count: int, height: int = 24, width: int = 40) -> list[np.ndarray]:
+    return [image(seed, height, width) for seed in range(count)]
+
+
+def save(name: str, folder: Path, **processor: Any) -> Any:
+    """Save a model whose template keeps the order of parts, with a configuration for videos."""
+    model = visionmodels.randomised(name)
+    visionmodels.save(model, name, folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps({
+        "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "image_mean": MEAN, "image_std": STD,
+        "video_processor_type": "Qwen3VLVideoProcessor", **processor}))
+    return model
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = save(request.param, folder, do_resize=False)
+    with mpool.Pool() as pool:
+        yield model, folder, pool
+
+
+def asked(pool: mpool.Pool, folder: Path, content: list[dict[str, Any]], **options: Any) -> Any:
+    return chat_request(pool, [{"role": "user", "content": content}], str(folder), {"compute": "float32", **options},
+                        None, "vision")
+
+
+def processed(video: list[np.ndarray]) -> dict[str, Any]:
+    """Return what Qwen3VLVideoProcessor returns for frames that are not resized. The class needs torchvision."""
+    video = [*video, *video[-1:] * (len(video) % 2)]
+    mean, std = (np.array(value) for value in (MEAN, STD))
+    values = torch.tensor((np.stack(video) / 255 - mean) / std, dtype=torch.float32).permute(0, 3, 1, 2)
+    count, _, height, width = values.shape
+    patches = values.view(1, count // 2, 2, 3, height // 8, 2, 4, width // 8, 2, 4)
+    return {"pixel_values_videos": patches.permute(0, 1, 4, 7, 5, 8, 3, 2, 6, 9).reshape(-1, 96),
+            "video_grid_thw": torch.tensor([[count // 2, height // 4, width // 4]])}
+
+
+def logits(model: Any, made: Any, video: list[np.ndarray], pixels: np.ndarray | None) -> np.ndarray:
+    ids = torch.from_numpy(made.prompt.astype(np.int64))[None].clone()
+    rows = video[0].shape[0] * video[0].shape[1] // 64 * ((len(video) + 1) // 2)
+    places = torch.nonzero(ids[0] == IMAGE)[:, 0]
+    ids[0, places[:rows]] = VIDEO
+    given = processed(video)
+    if pixels is not None:
+        seen = visionmodels.processed("qwen3_vl", pixels)
+        given |= {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
+    kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    with torch.no_grad():
+        return model(input_ids=ids, mm_token_type_ids=kinds, **given).logits[0].numpy()
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_logits(family: Any, count: int) -> None:
+    """A part is two different frames; the last frame of an odd number is repeated. An image may follow."""
+    model, folder, pool = family
+    video, photo = frames(count), image(9, 33, 41)
+    for pixels in (None, photo):
+        content: list[dict[str, Any]] = [{"type": "video", "video": iter(video), "fps": 2}]
+        if pixels is not None:
+            content.append({"type": "image", "image": pixels})
+        made = asked(pool, folder, [*content, {"type": "text", "text": "w40 w41"}])
+        assert len(made.images.runs) == 3 * ((count + 1) // 2 + (pixels is not None))
+        assert relative(run(pool, made, prompt_logits=True).prompt_logits(), logits(model, made, video, pixels)) \
+            <= TOLERANCE
+
+
+def test_frames_in_a_process_and_later_questions(family: Any) -> None:
+    """Another first frame changes the result, an image of the first frame is another tile, and a worker process gives
+    the same tokens."""
+    _, folder, pool = family
+    video = frames(4)
+    options = {"compute": "float32", "temperature": 0, "max_tokens": 5, "ignore_eos": True}
+
+    def tokens(pool: mpool.Pool, shown: list[np.ndarray]) -> Any:
+        messages = [{"role": "user", "content": [{"type": "video", "video": shown, "fps": 1}, "w40"]}]
+        return pool.chat(messages, str(folder), logprobs=True, **options).choices[0]
+
+    first, again = tokens(pool, video), tokens(pool, video)
+    pool.vision(video[0], "w40", str(folder), **options)
+    assert first.token_ids == again.token_ids == tokens(pool, video).token_ids
+    other = tokens(pool, [video[0], video[0], *video[2:]])
+    assert [one.logprob for one in other.logprobs] != [one.logprob for one in first.logprobs]
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as apart:
+        assert tokens(apart, video).token_ids == first.token_ids
+
+
+def test_prompt_around_frames(tmp_path: Path) -> None:
+    """The text with the times of the parts equals that of transformers' processor."""
+    from tokenizers import Tokenizer
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    save("qwen3_vl", tmp_path, do_resize=False)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for count, times in ((4, {"fps": 1.5}), (5, {"timestamps": [0, 0.5, 3, 3.2, 10]}), (3, {"fps": 30})):
+        with mpool.Pool() as pool:
+            made = asked(pool, tmp_path, [{"type": "video", "video": frames(count), **times}, {"type": "text",
+                                                                                                "text": "w40"}])
+        if "fps" in times:
+            means = Qwen3VLProcessor._calculate_timestamps(None, list(range(count)), times["fps"], 2)
+        else:
+            means = [0.25, 3.1, 10.0]
+        shown = "".join(f"<{at:.1f} seconds>w158{'<image>' * 15}w157" for at in means)
+        text = f"user : {shown} w40 assistant : "
+        assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("size", [(60, 90), (33, 41), (300, 24), (17, 64), (5, 40)])
+@pytest.mark.parametrize("cap", [False, True])
+def test_sizes_of_frames(tmp_path: Path, size: tuple[int, int], cap: bool) -> None:
+    """They are those of transformers' video processor, with Pillow's filter."""
+    from PIL import Image
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+
+    least, most = 6000, 14000
+    save("qwen3_vl", tmp_path, size={"shortest_edge": least, "longest_edge": most}, cap_pixels_per_frame=cap,
+         max_video_tokens=40)
+    video = frames(3, *size)
+    with mpool.Pool() as pool:
+        made = asked(pool, tmp_path, [{"type": "video", "video": video, "fps": 2}, {"type": "text", "text": "w40"}])
+    limit = 3 * max(min(40 * 64, most // 3), int(least * 1.05)) if cap else most
+    high, wide = smart_resize(3, *size, temporal_factor=2, factor=8, min_pixels=least, max_pixels=limit)
+    assert made.images.sizes.reshape(-1, 2).tolist() == [[high, wide]] * 4
+    wanted = [np.asarray(Image.fromarray(frame).resize((wide, high), 3)) for frame in (*video, video[-1])]
+    assert np.array_equal(made.images.pixels.reshape(4, high, wide, 3), wanted)
+
+
+@pytest.mark.parametrize("part, param", [
+    ({"video": "film.mp4", "fps": 2}, "messages[0].content[0].video"),
+    ({"video": [], "fps": 2}, "messages[0].content[0].video"),
+    ({"video": frames(1), "fps": 2}, "messages[0].content[0].video"), ({"video": frames(2)}, "messages[0].content[0]"),
+    ({"video": frames(2), "fps": 0}, "messages[0].content[0].fps"),
+    ({"video": frames(2), "fps": 1, "timestamps": [0, 1]}, "messages[0].content[0]"),
+    ({"video": frames(2), "timestamps": [1, 0]}, "messages[0].content[0].timestamps"),
+    ({"video": frames(2), "timestamps": [1]}, "messages[0].content[0].timestamps"),
+    ({"video": [*frames(1), image(3, 24, 48)], "fps": 1}, "messages[0].content[0].video[1]"),
+    ({"video": [*frames(1), b"no image"], "fps": 1}, "messages[0].content[0].video[1]"),
+    ({"video": frames(1) * 800, "fps": 1}, "messages[0].content[0].video")])
+def test_bad_frames(family: Any, part: dict[str, Any], param: str) -> None:
+    _, folder, pool = family
+    with pytest.raises(errors.InvalidArgument) as caught:
+        pool.chat([{"role": "user", "content": [{"type": "video", **part}, "w40"]}], str(folder))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava"])
+def test_models_without_frames(tmp_path: Path, name: str) -> None:
+    visionmodels.save(visionmodels.make(name, 1, 2), name, tmp_path)
+    with mpool.Pool() as pool:
+        for part in ({"type": "video", "video": frames(2), "fps": 1}, {"type": "video_url", "video_url": {"url": "x"}}):
+            with pytest.raises(errors.Unsupported) as caught:
+                pool.chat([{"role": "user", "content": [part, "w40"]}], str(tmp_path))
+            assert caught.value.hint and caught.value.param.startswith("messages[0].content[0]")
