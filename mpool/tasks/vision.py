@@ -172,7 +172,7 @@ def _keys_of_runs(cut: TiledImage) -> list[list[bytes]]:
                  for tile in cut.tiles])
     found: list[list[bytes]] = []
     for run in cut.runs:
-        found.append(list(islice(keys, run.tiles)) if run.tiles else found[-1])
+        found.append(list(islice(tiles, run.tiles)) if run.tiles else found[-1])
     # the first frame of a group stands for all, so its key is that of all
     return [[_digest(b"frames", *one), *one[1:]] if run.frames else one for run, one in zip(cut.runs, found)]
 
