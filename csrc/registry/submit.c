@@ -122,25 +122,26 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
                           mp_error *error) {
     mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
-    bool start = false;
+    bool start = false, uncharged = false;
     mp_guard guard = {0};
     *gone = false;
     mp_status status = mp_faults_screen(entry, ticket, error);
-    if (status == MP_OK)
-        status = charge_in_time(entry, ticket, options, error);
-    bool uncharged = status == MP_MEMORY_EXHAUSTED;
     mp_mutex_lock(&entry->lock);
     ticket->policy = ticket->asked == MP_POLICY_DEFAULT ? entry->policy : ticket->asked;
     while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
-        if (entry->resident && entry->resident->load != ticket->load) {
+        const bool unchecked = entry->resident && entry->resident->load != ticket->load;
+        if (unchecked || ticket->charged < ticket->item.request->bytes) {
             /* Check in the caller's thread: submit then reports invalid arguments at once, and the caller's thread
-             * allocates the buffers. */
-            mp_resident *resident = mp_entry_borrow(entry);
+             * allocates the buffers. The check comes first, because it adds to the bytes: more than can become free are
+             * refused at once. */
+            mp_resident *resident = unchecked ? mp_entry_borrow(entry) : NULL;
             mp_mutex_unlock(&entry->lock);
-            status = mp_entry_check(resident, ticket, error);
-            mp_mutex_lock(&entry->lock);
-            mp_entry_return(entry);
-            mp_mutex_unlock(&entry->lock);
+            if (resident) {
+                status = mp_entry_check(resident, ticket, error);
+                mp_mutex_lock(&entry->lock);
+                mp_entry_return(entry);
+                mp_mutex_unlock(&entry->lock);
+            }
             if (status == MP_OK)
                 status = charge_in_time(entry, ticket, options, error);
             uncharged = status == MP_MEMORY_EXHAUSTED;

@@ -31,7 +31,8 @@ def models(arguments: argparse.Namespace) -> int:
     if arguments.local:
         listed += [fact for fact in _facts_of_others() if arguments.capability in (None, fact["capability"])]
     if arguments.task:
-        listed = [fact for fact in listed if fact["task"] == arguments.task]
+        also = {"chat": "vision"}.get(arguments.task, arguments.task)  # models that see also chat
+        listed = [fact for fact in listed if fact["task"] in (arguments.task, also)]
     if arguments.fits:
         limit = _memory_limit()
         listed = [fact for fact in listed if (fact["est_memory_allocation_mb"] or math.inf) * 1e6 <= limit]

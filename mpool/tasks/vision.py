@@ -168,14 +168,13 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 
 def _keys_of_runs(cut: TiledImage) -> list[list[bytes]]:
     """Return the keys of the tiles of each run of an image."""
-    tiles = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
+    keys = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
                  for tile in cut.tiles])
     found: list[list[bytes]] = []
     for run in cut.runs:
-        keys = list(islice(tiles, run.tiles)) if run.tiles else found[-1]
-        # the first frame of a group stands for all, so its key is that of all
-        found.append([_digest(b"frames", *keys), *keys[1:]] if run.frames else keys)
-    return found
+        found.append(list(islice(keys, run.tiles)) if run.tiles else found[-1])
+    # the first frame of a group stands for all, so its key is that of all
+    return [[_digest(b"frames", *one), *one[1:]] if run.frames else one for run, one in zip(cut.runs, found)]
 
 
 def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> tuple[NDArray[np.int32], Images | None]:

@@ -137,6 +137,13 @@ MP_TEST(registry_memory_that_requests_hold_is_no_reason_to_fail) {
         MP_CHECK_INT(after.total_requests - before.total_requests, 1);
         MP_CHECK_INT(after.queue_full_rejections - before.queue_full_rejections, 1);
         MP_CHECK_INT(ask_for(registry, LIMIT + 1), MP_MEMORY_EXHAUSTED);
+        fake_call *large = fake_call_create(1);
+        mp_ticket *none_made;
+        large->base.bytes = ASKED;
+        large->outputs = LIMIT; /* also those do not wait */
+        mp_submit_options at_once = {.priority = 2, .fail_fast = true};
+        MP_CHECK_STATUS(mp_registry_submit(registry, "a", &large->base, &at_once, &none_made, &error),
+                        MP_MEMORY_EXHAUSTED, &error);
         if (pinned) /* the model stays */
             MP_CHECK_INT(ask_for(registry, LIMIT - MODEL + 1), MP_MEMORY_EXHAUSTED);
         atomic_store(&call->masks, 2);

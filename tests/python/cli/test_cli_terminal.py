@@ -346,6 +346,8 @@ def test_models_by_task_and_memory(capsys: pytest.CaptureFixture[str], monkeypat
     found = json.loads(capsys.readouterr().out)
     assert [row["key"] for row in found] == ["ms-marco-MiniLM-L6-v2"]
     assert found[0]["est_memory_allocation_mb"] <= 200 and found[0]["capability"] == "text_embedding"
+    assert main(["models", "--task", "chat", "--json"]) == 0
+    assert {fact["task"] for fact in json.loads(capsys.readouterr().out)} == {"chat", "vision"}  # these chat, too
 
 
 # ---- help ------------------------------------------------------------------------------------------------------------

@@ -282,6 +282,8 @@ def more_projector(model: Any, path: Path) -> None:
     kind, heads = MORE[family], vision.num_attention_heads
     writer = gguf.GGUFWriter(str(path), "clip")
     writer.add_string("clip.projector_type", kind)
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_uint32("clip.vision.projection_dim", config.text_config.hidden_size)
     writer.add_bool("clip.use_silu" if vision.hidden_act == "silu" else "clip.use_gelu", True)
     side, patch = getattr(vision, "image_size", 40), vision.patch_size
     side, patch = (value if isinstance(value, int) else value[0] for value in (side, patch))

@@ -202,6 +202,8 @@ def test_a_row_with_a_projector_file(hub: Hub, child: Child, environment: dict[s
     hub.repos["org/without"] = Repo({"m.gguf": DATA}, commit(2))
     text = child.resolve("m2", catalogue=where)
     assert text["projector"] is None and len(text["files"]) == 1
+    pin = (tmp_path / "mpool" / "pins" / "m2.json").read_text()
+    (tmp_path / "mpool" / "pins" / "m0.json").write_text(pin)  # an older row had no projector
     off = Child({**environment, "MPOOL_OFFLINE": "1"})
     try:
         assert off.resolve("m0", catalogue=where)["error"] == "OfflineError"  # only its text part is here

@@ -1,6 +1,7 @@
 """Vision models as pairs of GGUF files in the layout of llama.cpp's converters, compared with the transformers folders
 that they were written from (test_parity_vision.py compares these with transformers); and mismatched pairs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 import mpool
 from mpool import errors
+from mpool.models.describing import describe_resolved
+from mpool.models.sources import Resolved
 from mpool.tasks.requests import vision_request
 
 import visionmodels
@@ -88,6 +91,38 @@ def test_files_of_ollamas_converter_see(tmp_path: Path, family: str) -> None:
     rows, logits = reference(model, made, images)
     assert relative(ticket.image_rows(), rows) <= 1e-4
     assert relative(ticket.prompt_logits(), logits) <= 1e-4
+
+
+def test_a_downloaded_projector_of_an_unknown_type_leaves_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                   caplog: pytest.LogCaptureFixture) -> None:
+    """A reference to a repository does not ask for images; a row of the catalogue with a projector file does."""
+    model = visionmodels.randomised("gemma3")
+    decoder(model, tmp_path / "text.gguf", visionmodels.IMAGE)
+    found = Resolved("org/name", "gguf", str(tmp_path / "text.gguf"), "hub", projector=str(tmp_path / "mmproj.gguf"))
+    projector(model, tmp_path / "mmproj.gguf")
+    assert describe_resolved(found).capability == "vision"
+    add = gguf.GGUFWriter.add_string
+    monkeypatch.setattr(gguf.GGUFWriter, "add_string", lambda self, name, value: add(
+        self, name, "other" if name == "clip.projector_type" else value))
+    projector(model, tmp_path / "mmproj.gguf")
+    with caplog.at_level("WARNING", "mpool"):
+        assert describe_resolved(found).capability == "text_to_text" and "accepts texts only" in caplog.text
+    with pytest.raises(errors.Unsupported, match="clip.projector_type is 'other'"):
+        describe_resolved(replace(found, key="gemma-3-4b-it"))
+
+
+def test_a_pair_drafts_for_its_decoder(tmp_path: Path) -> None:
+    """A draft model has no use for images."""
+    model = visionmodels.randomised("llava_uneven")
+    decoder(model, tmp_path / "text-F32.gguf")
+    projector(model, tmp_path / "mmproj-F32.gguf")
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "compute": "float32", "ignore_eos": True}
+    with mpool.Pool() as pool:
+        alone = pool.generate([5, 9, 31], str(tmp_path / "text-F32.gguf"), **options)
+        drafted = pool.load(str(tmp_path / "text-F32.gguf"), name="drafted", draft=str(tmp_path))
+        assert pool.generate([5, 9, 31], drafted, **options).token_ids == alone.token_ids
+        with pytest.raises(errors.InvalidArgument, match="`draft`.*hf://org/name/file.gguf"):
+            pool.load(str(tmp_path), draft=str(tmp_path / "text-F32.gguf"))
 
 
 def test_the_decoder_of_a_pair_generates_text_alone(tmp_path: Path) -> None:

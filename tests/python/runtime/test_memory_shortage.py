@@ -177,9 +177,9 @@ def test_coroutines_wait_for_memory_that_requests_hold(filled: mpool.Pool) -> No
     """The loop runs on meanwhile, and one whose memory cannot become free fails at once."""
     async def run() -> None:
         expected = [_plain(await make(filled)) for make in ASYNC_REQUESTS.values()]
-        with pytest.raises(mpool.MemoryExhausted):
-            await aio.generate("a", "one", n=128, max_tokens=16000, logprobs=20, pool=filled)
         with full(filled, "filler"):
+            with pytest.raises(mpool.MemoryExhausted):
+                await aio.generate("a", "filler", n=128, max_tokens=16000, logprobs=20, pool=filled)
             tasks = [asyncio.ensure_future(make(filled)) for make in ASYNC_REQUESTS.values()]
             for _ in range(30):
                 await asyncio.sleep(0.01)

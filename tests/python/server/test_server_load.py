@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool.runtime import watching
 from servers import Process, Raw, ask, server_idle, serving, streamed
 from waiting import until
 
@@ -69,7 +70,8 @@ def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> N
     with serving(models, config) as server:
         with full(server.state.pool, "filler"):
             waiting = [Raw(server, 120).request(path, json.dumps(body).encode()) for path, body in PROTOCOLS]
-            until(lambda: len(server.state.running) == len(waiting), 30, lambda: server.state.running)
+            until(lambda: sum(line.length for watcher in list(watching._watchers.values())
+                              for line in list(watcher._lines.values())) == len(waiting), 30)
         statuses = []
         for raw in waiting:
             with raw:

@@ -22,6 +22,7 @@ from mpool.tasks.verbs import VERBS
 REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
     "chat": (openai.ChatRequest, {
         "compute": "a setting of the server", "capture": "writes files", "allow_urls": "a setting of the server",
+        "image_tokens": "as the model's files say",
         "template_options": "`chat_template_kwargs`", "adapter": "`model`: MODEL:ADAPTER",
         "context_length": "only Ollama's protocol has it: `num_ctx`"}),
     "generate": (openai.CompletionRequest, {
@@ -30,14 +31,16 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "context_length": "only Ollama's protocol has it: `num_ctx`",
         "top_logprobs": "logprobs is a number in this protocol"}),
     "embed": (openai.EmbeddingsRequest, {
-        "inputs": "`input`", "compute": "a setting of the server", "max_inputs": "a limit of the server",
+        "allow_urls": "a setting of the server", "inputs": "`input`", "compute": "a setting of the server",
+        "max_inputs": "a limit of the server",
         "adapter": "`model`: MODEL:ADAPTER",
         "normalize": "`normalized`", "on_error": "a request fails as a whole",
         "precision": "`embedding_type`", "progress": "for terminals", "prompt": "task selects it",
         "prompt_name": "task selects it",
         "parse_special": "texts of clients are plain text"}),
     "rerank": (openai.RerankRequest, {
-        "top_k": "`top_n`", "compute": "a setting of the server", "truncate": "as the model's files say",
+        "top_k": "`top_n`", "allow_urls": "a setting of the server", "compute": "a setting of the server",
+        "truncate": "as the model's files say",
         "prompt_name": "as the model's files say", "adapter": "`model`: MODEL:ADAPTER",
         "function_to_apply": "as the model's files say; /rerank has `raw_scores`",
         "parse_special": "texts of clients are plain text"}),
