@@ -168,11 +168,11 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 
 def _keys_of_runs(cut: TiledImage) -> list[list[bytes]]:
     """Return the keys of the tiles of each run of an image."""
-    keys = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
+    tiles = iter([_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
                  for tile in cut.tiles])
     found: list[list[bytes]] = []
     for run in cut.runs:
-        found.append(list(islice(keys, run.tiles)) if run.tiles else found[-1])
+        found.append(list(islice(tiles, run.tiles)) if run.tiles else found[-1])
     # the first frame of a group stands for all, so its key is that of all
     return [[_digest(b"frames", *one), *one[1:]] if run.frames else one for run, one in zip(cut.runs, found)]
 
