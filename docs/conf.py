@@ -38,7 +38,7 @@ nitpicky = True  # a role that names nothing is a warning
 nitpick_ignore_regex = [  # types of other libraries, whose inventories a build without network cannot read
     ("py:class", r"(os|collections\.abc|np|types|asyncio)\.\w+|NDArray|ArrayLike|Image"),
     # Types that callers get, or fulfil, and need not name.
-    ("py:class", r"_Ragged|CaptureLike|ModelDescription|Tokenizer|Reference|mpool\._core\.Registry"
+    ("py:class", r"_Ragged|CaptureLike|Input|ModelDescription|Tokenizer|Reference|mpool\._core\.Registry"
                  r"|mpool\.(models|host|runtime)\..*"),
 ]
 napoleon_google_docstring = True

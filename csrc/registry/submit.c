@@ -133,7 +133,8 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         if (unchecked || ticket->charged < ticket->item.request->bytes) {
             /* Check in the caller's thread: submit then reports invalid arguments at once, and the caller's thread
              * allocates the buffers. The check comes first, because it adds to the bytes: more than can become free are
-             * refused at once. */
+             * refused at once. A probe would keep the others waiting; refusal() gives another one. */
+            mp_faults_drop_probe(entry, ticket);
             mp_resident *resident = unchecked ? mp_entry_borrow(entry) : NULL;
             mp_mutex_unlock(&entry->lock);
             if (resident) {

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from .._version import __version__
-from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError, Unsupported
+from ..errors import DownloadError, FormatError, IntegrityError, MpoolError, OfflineError, Unsupported
 from ..records import logger
 from . import catalogue, downloaded, files, pins, store
 from .catalogue import Row
@@ -301,7 +301,7 @@ def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
         return vision_gguf.with_images(text, found.path)
     try:
         return vision_gguf.describe_pair(text, projector)
-    except Unsupported as error:
+    except (Unsupported, FormatError) as error:
         if folder is not None or found.key is not None:
             raise
         log.warning("%s accepts texts only: %s", name, error.message)  # the reference did not name the projector file

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 #: Seconds between attempts to enter a queue, in addition to attempts after a request of this loop finished.
 _RETRY = 0.02
+#: Times the duration of an attempt that found no memory, until the next one: an attempt copies the request.
+_REST = 9
 #: Seconds between two attempts that count at most. A longer time means that the loop or the process was stopped.
 _COUNTED = 1.0
 _FEWER = "Send fewer requests at once, or raise `request_timeout`"
@@ -157,6 +159,7 @@ class Watcher:
                     began = time.monotonic()
                     if first:
                         await self._room_or_timer()
+                    tried = time.monotonic()
                     try:
                         accepted = submit()
                         line.short = 0.0
@@ -165,6 +168,7 @@ class Watcher:
                         if error.param:
                             raise
                         if error._of_memory:
+                            await asyncio.sleep(min(_REST * (time.monotonic() - tried), _COUNTED))
                             line.short += min(time.monotonic() - began, _COUNTED)
                             if patience is not None and line.short >= patience:
                                 raise Timeout("no memory was free until the time limit of the request", hint=_FEWER,

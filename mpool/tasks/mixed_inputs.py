@@ -17,7 +17,7 @@ import numpy as np
 
 from ..checks import refuse, shown, surrogate_of
 from ..conversation.messages import NamedImage
-from ..errors import ContextOverflow, InvalidArgument, MpoolError, Unsupported
+from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..host import native_calls
 from ..images.tiling import TiledImage
 from . import chat_prompt, image_embedding, vision
@@ -82,10 +82,12 @@ def parts_of(given: Any, name: str) -> Parts:
     else:
         names = {"text": f"{name}.text", "image": f"{name}.image"}
         wrong = next((key for key in given if key not in names), None)
-        if wrong is not None or all(given[key] is None for key in given):
-            refuse(name, given if wrong is None else f"a dict with the key {shown(wrong)}", _ALLOWED,
-                   hint="Pass list(d.values()) for the values of a dict of texts" if wrong is not None and all(
-                       isinstance(value, str) for value in given.values()) else _HINT)
+        if wrong is not None:
+            texts = all(isinstance(value, str) for value in given.values())
+            raise InvalidArgument(param=name, got=f"a dict with the key {shown(wrong)}", allowed=_ALLOWED, hint=(
+                "Pass list(d.values()) for the values of a dict of texts" if texts else _HINT))
+        if all(given[key] is None for key in given):
+            refuse(name, given, _ALLOWED, hint=_HINT)
     content: list[dict[str, Any]] = []
     images: list[NamedImage] = []
     for key, value in given.items():
@@ -376,7 +378,7 @@ def split(inputs: list[Any], single: bool, key: str) -> tuple[dict[int, str], di
         key: key of the model, for errors.
 
     Raises:
-        Unsupported: an input has a text and an image, or several of them.
+        InvalidArgument: an input is invalid, or has several texts and images.
     """
     texts: dict[int, str] = {}
     images: dict[int, NamedImage] = {}
@@ -384,9 +386,9 @@ def split(inputs: list[Any], single: bool, key: str) -> tuple[dict[int, str], di
         name = "inputs" if single else f"inputs[{at}]"
         parts = parts_of(one, name)
         if len(parts.content) > 1:
-            raise Unsupported(f"`{name}` has {len(parts.content)} texts and images; this model embeds a text or an "
-                              "image, not both together", param=name, key=key,
-                              hint="Pass them as two inputs, or use a model such as Qwen3-VL-Embedding")
+            raise InvalidArgument(param=name, got=f"{len(parts.content)} texts and images", key=key,
+                                  allowed="one text or one image, which this model embeds",
+                                  hint="Pass several inputs, or use a model such as Qwen3-VL-Embedding")
         if parts.images:
             images[at] = parts.images[0]
         else:

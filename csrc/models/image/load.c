@@ -243,7 +243,7 @@ static mp_status read_sides_norms(mp_vit *model, const mp_builder *builder, int3
 static mp_status read_embeddings(mp_vit *model, const mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
     const int32_t inputs = MP_IMAGE_CHANNELS * model->frames * model->patch * model->patch;
     const named_linear linears[] = {{"patch_embd", &model->patches, model->hidden, inputs}};
-    if (model->axial && mp_weights_has(builder->weights, "v.patch_embd.weight.1"))
+    if (model->axial && !model->places && mp_weights_has(builder->weights, "v.patch_embd.weight.1"))
         MP_TRY(read_halves(model, builder, error));
     else
         MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
@@ -302,7 +302,11 @@ static mp_status read_normed(const mp_vit *model, mp_vit_layer *layer, const mp_
     MP_TRY(add_norm(model, builder, index, "attn_k_norm", &base->k_norm, error));
     MP_TRY(add_norm(model, builder, index, "attn_post_norm", &base->attention_after, error));
     MP_TRY(add_norm(model, builder, index, "ffn_post_norm", &base->ffn_after, error));
-    return read_bounds(layer, builder, index, error);
+    MP_TRY(read_bounds(layer, builder, index, error));
+    if (layer->bounded && !model->gated)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(builder->weights)), -1,
+                            "mpool.image.gated", "true in a network with bounds", "false");
+    return MP_OK;
 }
 
 static mp_status read_layer(mp_vit *model, const mp_builder *builder, int index, uint32_t flags, mp_error *error) {

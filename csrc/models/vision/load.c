@@ -83,10 +83,11 @@ static mp_status read_taps(mp_vision *vision, const mp_builder *builder, int lay
     int32_t at[MP_VISION_MAX_TAPS];
     char norm[64], first[64], second[64];
     MP_TRY(find_taps(spec, at, &vision->taps, error));
-    if (vision->taps > layers || (vision->taps > 0 && vision->newline))
+    const bool other = vision->newline || vision->averaged;
+    if (vision->taps > layers || (vision->taps > 0 && other))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.vision.tap_layers",
-                            vision->newline ? "no taps in a model with a newline row"
-                                            : "at most as many taps as layers of the decoder",
+                            other ? "no taps in a model with a newline row or with means of patches"
+                                  : "at most as many taps as layers of the decoder",
                             "%d taps", vision->taps);
     for (int t = 0; t < vision->taps; t++) {
         mp_projector *projector = &vision->projectors[t];
@@ -219,7 +220,7 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
     return values * (uint64_t)mp_dtype_get(mp_kv_dtype(compute == MP_COMPUTE_F32, in_bytes))->bytes;
 }
 
-/* Bytes that an engine needs for one image, the largest one if sizes vary: the scratch of the network, the resulting
+/* Bytes that an engine needs for one image, the largest one by the model's settings if sizes vary: the scratch of the network, the resulting
  * rows, and the space of these rows in the KV cache. */
 static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     const char *name;
@@ -292,7 +293,10 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
     int64_t rows = 0;
     for (int32_t t = run->tile; t < run->tile + run->tiles; t++)
         rows += mp_vision_rows(vision, images->sizes[2 * t], images->sizes[2 * t + 1]);
-    if (!images->sources && run->rows != rows && !mp_vision_frames(vision, images, run))
+    /* runs of the same tiles are neighbours: frames, of which only the first has rows, belong to one run */
+    const bool shared = (index > 0 && run[-1].tile == run->tile) ||
+                        (index + 1 < images->n_runs && run[1].tile == run->tile);
+    if (!images->sources && run->rows != rows && (shared || !mp_vision_frames(vision, images, run)))
         return mp_fail(error, MP_INVALID_ARGUMENT, "run %d has %d placeholders for %lld rows of its image", index,
                        run->rows, (long long)rows);
     for (int32_t i = 0; images->sources && i < run->rows; i++) {

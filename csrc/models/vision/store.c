@@ -323,7 +323,7 @@ static mp_vit_image describe(const mp_vision *vision, const mp_text_images *imag
     const mp_image_run *run = images->runs;
     while (run->tile + run->tiles <= tile)
         run++;
-    const bool frames = mp_vision_frames(vision, images, run);
+    const bool frames = tile == run->tile && mp_vision_frames(vision, images, run);
     return (mp_vit_image){
         .width = width,
         .frame = frames ? (size_t)height * (size_t)width * MP_IMAGE_CHANNELS : 0,

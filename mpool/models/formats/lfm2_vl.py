@@ -123,4 +123,4 @@ def most_patches(patch: int, merge: int, side: int, most: int) -> int:
         side: side of a tile in pixels; 0: images have no tiles.
         most: largest number of embeddings of an image.
     """
-    return max((side // patch) ** 2, most * merge ** 2)
+    return min(max((side // patch) ** 2, most * merge ** 2), MAX_PATCHES)

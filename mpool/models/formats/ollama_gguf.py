@@ -267,7 +267,8 @@ def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _T
         kv["clip.vision.n_wa_pattern"] = full[0] + 1 if full else 0
     elif isinstance(layers := own.get("block_count"), int):
         kv["clip.vision.is_deepstack_layers"] = [i in taps for i in range(min(layers, MAX_LAYERS))]
-    named = [_image_tensor(entry, taps) for entry in found]
+    numbered = {str(number): layer for number, layer in enumerate(taps)}
+    named = [_image_tensor(entry, numbered) for entry in found]
     shapes = {entry.name: entry.shape for entry in named}
     kv["clip.vision.feed_forward_length"] = shapes.get("v.blk.0.ffn_up.weight", (0,))[0]
     if not old and isinstance(patch := own.get("patch_size"), int):
@@ -278,16 +279,16 @@ def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _T
 def _layers(own: Mapping[str, Any], key: str) -> list[int]:
     """Return a list of layers, or an empty list if the value is something else."""
     value = own.get(key)
-    return [i for i in value if type(i) is int] if isinstance(value, list) else []
+    return [i for i in value[:MAX_LAYERS] if type(i) is int] if isinstance(value, list) else []
 
 
-def _image_tensor(entry: TensorEntry, taps: list[int]) -> TensorEntry:
+def _image_tensor(entry: TensorEntry, taps: Mapping[str, int]) -> TensorEntry:
     name, shape = entry.name, entry.shape
     for old, new in _IMAGE_NAMES.items():
         name = name.replace(old, new)
-    for number, layer in enumerate(taps):
-        if name.startswith(f"v.deepstack_merger.{number}."):
-            name = f"v.deepstack.{layer}.{name.split('.', 3)[3].replace('linear_', '')}"
+    number, _, part = name.removeprefix("v.deepstack_merger.").partition(".")
+    if number in taps and name.startswith("v.deepstack_merger."):
+        name = f"v.deepstack.{taps[number]}.{part.replace('linear_', '')}"
     if name == "v.patch_embd.weight" and len(shape) == 4 and shape[1] == 2:  # rows are outputs and channels
         shape = (shape[0] // 3, 6 * shape[2] * shape[3])
     return replace(entry, name=name, shape=shape)

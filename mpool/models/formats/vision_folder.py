@@ -416,7 +416,7 @@ def read_gemma4(config: Fields) -> VisionModel:
                               image_size=encoder.image_size, any_size=True)
         return VisionSettings(scheme="fit", image=image, image_token_id=token, merge=pooled, rows=processor.rows,
                               rows_allowed=image_processor.GEMMA4_ROWS), {
-            **processor.kv, "mpool.vision.patches": processor.rows * pooled ** 2}
+            **processor.kv, "mpool.vision.patches": min(processor.rows * pooled ** 2, MAX_PATCHES)}
 
     return VisionModel(encoder.architecture, text, encoder, projector, {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": pooled,

@@ -396,7 +396,7 @@ def _gemma4_settings(table: Fields, name: str, tensors: tuple[TensorEntry, ...],
     small = bool(text.spec.kv.get(f"{text.spec.architecture}.embedding_length_per_layer_input"))
     kv |= {"mpool.image.places": shape[1] if len(shape) == 3 else 1, "mpool.vision.norm": False,
            "mpool.vision.norm_epsilon": table.number("clip.vision.attention.layer_norm_epsilon", above=0.0),
-           "mpool.vision.patches": rows * merge ** 2,
+           "mpool.vision.patches": min(rows * merge ** 2, MAX_PATCHES),
            "mpool.image_spans": windowed if isinstance(windowed, list) and not small else 0}
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=None, crop=None, resample=_BICUBIC,
                           patch_size=patch, image_size=16 * patch, any_size=True)

@@ -91,7 +91,7 @@ def test_models_with_two_encoders(pool: mpool.Pool) -> None:
     assert np.array_equal(pool.submit("text_embedding", inputs=given, model="clip").result(), wanted)
     assert np.array_equal(pool.embed({"image": PHOTO}, "clip"), wanted[1])
     assert pool.embed(given, "clip", precision="ubinary").shape == (3, 3)
-    with pytest.raises(errors.Unsupported) as caught:
+    with pytest.raises(errors.InvalidArgument) as caught:
         pool.embed([{"text": "w5", "image": PHOTO}], "clip")
     assert caught.value.param == "inputs[0]"
 

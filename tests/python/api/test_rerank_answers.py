@@ -93,7 +93,7 @@ def test_a_pair_of_exactly_the_maximum_length(pool: mpool.Pool, folder: Path, tm
 @pytest.mark.parametrize("a, b, same", [([1, 2, 3], [9, 2, 3], [2, 3]), ([2, 3], [1, 2, 3], [2, 3]), ([1], [2], []),
                                         ([1, 2], [1, 2], [1, 2]), ([], [1], [])])
 def test_common_end(a: list[int], b: list[int], same: list[int]) -> None:
-    assert embedding._common_end(a, b) == embedding._common_end(b, a) == same
+    assert embedding.common_end(a, b) == embedding.common_end(b, a) == same
 
 
 def test_prompts(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_halves_have_the_same_texts(count: int) -> None:
 @pytest.mark.parametrize(("a", "b", "same"), [
     ([1, 2, 3], [9, 2, 3], [2, 3]), ([1, 2], [1, 2], [1, 2]), ([2], [1, 2], [2]), ([1], [2], []), ([], [1], [])])
 def test_common_ends(a: list[int], b: list[int], same: list[int]) -> None:
-    assert text_embedding._common_end(a, b) == same == text_embedding._common_end(b, a)
+    assert text_embedding.common_end(a, b) == same == text_embedding.common_end(b, a)
 
 
 def test_lengths_of_texts() -> None:
@@ -180,10 +180,10 @@ def test_dimensions() -> None:
     for settings, right, wrong in ((free, (1, 32), (0, 33, 1.5, True)), (listed, (8, 16, 32), (4, 1, 33)),
                                    (some, (4, 32), (8, 5))):
         for value in right:
-            assert text_embedding._dimensions(value, 32, settings, "k") == value  # type: ignore[arg-type]
+            assert text_embedding.dimensions_of(value, 32, settings, "k") == value  # type: ignore[arg-type]
         for value in wrong:
             with pytest.raises(mpool.InvalidArgument, match="dimensions"):
-                text_embedding._dimensions(value, 32, settings, "k")  # type: ignore[arg-type]
+                text_embedding.dimensions_of(value, 32, settings, "k")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [0, 1, text_embedding.SLICE_TEXTS, text_embedding.SLICE_TEXTS + 1])

@@ -44,7 +44,8 @@ def test_server_request_fields_are_options_of_verbs() -> None:
     structs = pytest.importorskip("mpool.server.openai.structs")
     for struct, verb, own in (
             (structs.EmbeddingsRequest, verbs.EMBED, {
-                "encoding_format", "embedding_type", "late_chunking", "normalized", "return_multivector"}),
+                "encoding_format", "embedding_type", "late_chunking", "normalized", "return_multivector",
+                "add_special_tokens", "add_generation_prompt", "continue_final_message"}),
             (structs.RerankRequest, verbs.RERANK, {"top_n", "return_documents"})):
         fields = set(struct.__struct_fields__) - PROTOCOL - own
         assert fields <= set(verb.names), fields - set(verb.names)

@@ -364,8 +364,8 @@ def test_dicts_with_a_text(both: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize(("inputs", "words"), [
-    ({"a": 1}, r"`inputs` must be texts, or dicts of the form \{\"text\": \.\.\.\}, got a dict with the keys \['a'\]"),
-    ({"image": "a.png"}, "mpool.embed_image"), ([TEXTS[0], {"b": "c"}], r"keys \['b'\]"),
+    ({"a": 1}, r"`inputs\[0\]` must be a str, or a dict .*, got a dict with the key 'a'"),
+    ({"image": "a.png"}, "not image_embedding"), ([TEXTS[0], {"b": "c"}], "a dict with the key 'b'"),
     ({"one", "two"}, "A set has no order: pass a list"), (5, "`inputs` must be a text, or a sequence of texts, got 5"),
     (None, "`inputs` must be a text"), (b"ab", "`inputs` must be a text"), (np.array("ab"), "got array"),
     (torch.ones(2), "inputs")],
@@ -374,5 +374,5 @@ def test_inputs_that_are_no_texts(bert: Path, inputs: Any, words: str) -> None:
     """Keys of a dict, members of a set and bytes are not embedded."""
     model = SentenceTransformer(bert)
     for method in (model.encode, model.encode_query, model.encode_document):
-        with pytest.raises(mpool.InvalidArgument, match=words):
+        with pytest.raises((mpool.InvalidArgument, mpool.errors.WrongCapability), match=words):
             method(inputs)

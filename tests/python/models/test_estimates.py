@@ -61,7 +61,6 @@ def test_a_table_of_inputs_per_layer_stays_mapped(tmp_path: Path) -> None:
         pool.generate("w5 w9 w31", str(tmp_path), max_tokens=4)
         row, = pool.ps()
         assert row.weights == "packed" and row.model_bytes <= 1.15 * sum(sizes.values())
-        assert pool.registry.stats()["memory_used"] <= stated * 1e6
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

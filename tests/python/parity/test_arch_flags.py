@@ -26,7 +26,8 @@ HEADER = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
 FLAGS = {**{family: re.findall(rf"MP_{family.upper()}_(\w+) = 1 <<", HEADER)
             for family in ("encoder", "decoder", "diffusion")},
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
-         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL", "ALIGNED", "SIDES", "NORMED_HEADS", "INPUT_NORM"], "lookup": []}
+         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL", "ALIGNED", "SIDES", "NORMED_HEADS", "INPUT_NORM",
+                    "SMOOTH_SIZE", "LINEAR_SIZE", "STAGGERED"], "lookup": []}
 #: Flips that make a model unloadable -> part of the error.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes",

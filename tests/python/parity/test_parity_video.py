@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,19 @@ def test_frames_in_a_process_and_later_questions(family: Any) -> None:
     assert [one.logprob for one in other.logprobs] != [one.logprob for one in first.logprobs]
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as apart:
         assert tokens(apart, video).token_ids == first.token_ids
+
+
+def test_frames_are_of_one_run(family: Any) -> None:
+    """A run that shows the same frames as an image each would read behind the pixels of the second one."""
+    _, folder, pool = family
+    made = asked(pool, folder, [{"type": "video", "video": frames(2), "fps": 2}, {"type": "text", "text": "w40"}])
+    _, rows, tiles = made.images.runs
+    assert tiles == 2
+    made = replace(made, prompt=np.concatenate([made.prompt, np.full(2 * rows, IMAGE, np.int32), made.prompt[-1:]]),
+                   images=replace(made.images, run_keys=np.concatenate([made.images.run_keys, made.images.run_keys]),
+                                  runs=np.array([*made.images.runs, len(made.prompt), 2 * rows, 0], np.int32)))
+    with pytest.raises(errors.InvalidArgument, match="run 0 has"):
+        run(pool, made)
 
 
 def test_prompt_around_frames(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_files_of_ollamas_converter_see(tmp_path: Path, family: str) -> None:
     assert relative(ticket.prompt_logits(), logits) <= 1e-4
 
 
-def test_a_downloaded_projector_of_an_unknown_type_leaves_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_a_downloaded_projector_of_no_use_leaves_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                    caplog: pytest.LogCaptureFixture) -> None:
     """A reference to a repository does not ask for images; a row of the catalogue with a projector file does."""
     model = visionmodels.randomised("gemma3")
@@ -101,6 +101,10 @@ def test_a_downloaded_projector_of_an_unknown_type_leaves_the_text(tmp_path: Pat
     found = Resolved("org/name", "gguf", str(tmp_path / "text.gguf"), "hub", projector=str(tmp_path / "mmproj.gguf"))
     projector(model, tmp_path / "mmproj.gguf")
     assert describe_resolved(found).capability == "vision"
+    projector(model, tmp_path / "mmproj.gguf", width=40)  # of another model
+    assert describe_resolved(found).capability == "text_to_text"
+    with pytest.raises(errors.FormatError):
+        describe_resolved(replace(found, key="gemma-3-4b-it"))
     add = gguf.GGUFWriter.add_string
     monkeypatch.setattr(gguf.GGUFWriter, "add_string", lambda self, name, value: add(
         self, name, "other" if name == "clip.projector_type" else value))

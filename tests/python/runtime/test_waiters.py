@@ -310,6 +310,7 @@ def test_a_line_waits_for_memory_as_long_as_some_request_finds_it(monkeypatch: p
     """The patience begins anew with each request that is accepted. It leaves out time in which the loop stood still,
     and a full queue, which moves."""
     monkeypatch.setattr(watching, "_RETRY", 0.0)
+    monkeypatch.setattr(watching, "_REST", 0)
 
     async def run() -> None:
         watcher, clock, refusals = watching.watcher(), [0.0], list[tuple[float, bool]]()

@@ -110,7 +110,7 @@ def test_names_of_clients_lead_nowhere() -> None:
     ({"messages": [{"role": "x"}]}, "invalid_value", "messages[0].role",
      "`messages[0].role` must be one of assistant, developer, system, tool, user, got 'x'."),
     ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "invalid_value", "messages[0].content[0].type",
-     "`messages[0].content[0].type` must be one of text, image_url, refusal, got 'sound'."),
+     "`messages[0].content[0].type` must be one of text, image_url, refusal, video, video_url, got 'sound'."),
     ({"messages": [{"content": "x"}]}, "invalid_value", "messages[0].role", "`messages[0].role` is required."),
     ({"messages": [{"role": "user", "zz": 1}]}, "unsupported_parameter", "messages[0].zz",
      "`messages[0].zz` is not a parameter of this route."),

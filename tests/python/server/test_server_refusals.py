@@ -82,8 +82,8 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     *((EMBEDDINGS, {"model": "m3", "return_multivector": True, name: value}, "unsupported_parameter", name)
       for name, value in (("dimensions", 4), ("normalized", True))),
     (EMBEDDINGS, {"model": "m3", "return_multivector": True, "input": [5]}, "unsupported_parameter", "input"),
-    (EMBEDDINGS, {"input": [{"text": "x", "image": "y"}]}, "unsupported_parameter", "input"),
-    (EMBEDDINGS, {"input": [{}]}, "invalid_value", "input"),
+    (EMBEDDINGS, {"input": [{"text": "x", "image": "y"}]}, "invalid_value", "input[0].image"),
+    (EMBEDDINGS, {"input": [{}]}, "invalid_value", "input[0]"),
     (VECTORS, {"dimensions": 5}, "invalid_value", "dimensions"),
     (SCORE, {"text_1": ["x"] * 2, "text_2": ["y"] * 3}, "invalid_value", "text_1"),
     (SCORE, {"prompt": "x"}, "unsupported_parameter", "prompt"),
