@@ -244,16 +244,17 @@ class NamedVideo:
 
 
 def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
-    """Return the video of a message part: images under ``video``, from any iterable, and their times: ``fps``, the
-    number of frames per second, or ``timestamps``, the time of each frame in seconds.
+    """Return the video of a message part: images under ``video``, and their times: ``fps``, the number of
+    frames per second, or ``timestamps``, the time of each frame in seconds.
 
     Raises:
         InvalidArgument: the part has no frames or too many, or no valid times.
     """
     name = f"{where}.video"
     given: Any = part.get("video")
-    if isinstance(given, (str, bytes, bytearray, Mapping)) or not hasattr(given, "__iter__"):
-        refuse(name, given, "an iterable of images, the frames of the video", hint=_FRAMES)
+    if isinstance(given, (str, bytes, bytearray, Mapping)) or not hasattr(given, "__iter__") or \
+            hasattr(given, "__next__"):  # an iterator is used up if the request is prepared again
+        refuse(name, given, "a list of images, the frames of the video", hint=_FRAMES)
     frames = [frame for frame, _ in zip(items_of_caller(given), range(MAX_FRAMES + 1))]
     if not 2 <= len(frames) <= MAX_FRAMES:
         raise InvalidArgument(param=name, got=f"{len(frames)} frames" if len(frames) <= MAX_FRAMES else "more frames",

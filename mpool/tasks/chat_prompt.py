@@ -189,7 +189,7 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], conversation: Con
 
 
 def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledImage], deadline: float | None,
-                 probe: bool = True, **options: Any) -> tuple[ChatPrompt, Images | None]:
+                 probe: bool = True, check_context: bool = True, **options: Any) -> tuple[ChatPrompt, Images | None]:
     """Render the prompt of messages with images.
 
     Args:
@@ -199,6 +199,7 @@ def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledI
         deadline: ``time.monotonic()`` at which the rendering ends; None: no deadline.
         probe: True: ask the template whether it accepts parts of a message of the user; if not, each image becomes a
             line of the text. False: the template accepts parts.
+        check_context: False: the caller truncates the prompt, so it may be longer than the context.
         options: arguments of :meth:`mpool.conversation.template.ChatTemplate.prompt`.
 
     Returns:
@@ -223,7 +224,7 @@ def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledI
     # templates may leave out the BOS token; the processors of transformers add it too
     if prefix and ids[:len(prefix)].tolist() != list(prefix):
         ids = np.concatenate([np.array(prefix, dtype=np.int32), ids])
-    ids, prompt_images = vision.expand(entry, ids, cuts)
+    ids, prompt_images = vision.expand(entry, ids, cuts, check_context)
     return prompt._replace(ids=ids), prompt_images
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Generator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import Timeout
@@ -28,6 +29,9 @@ class Job:
     job is cancelled, the request is cancelled only if no other thread or task waits for it; :meth:`cancel` always
     cancels it.
 
+    A vision model's vectors and scores are one request of the queue per input. If the queue has no room for all inputs
+    of a job, the rest start while a thread or task waits for the job or calls :meth:`done`.
+
     Attributes:
         capability: capability of the request.
         model: key of the model.
@@ -40,6 +44,10 @@ class Job:
     def _ticket(self) -> _core.Ticket | None:
         """The ticket of the request; of several tickets, the first that is not done, else the last."""
         raise NotImplementedError
+
+    def _joined(self) -> AbstractContextManager[None]:
+        """Return a context in which the caller waits for :attr:`_ticket` and those after it."""
+        return nullcontext()
 
     def _finish(self) -> Any:
         """Return the result of the finished ticket."""
@@ -80,7 +88,7 @@ class Job:
         end = None if seconds is None else time.monotonic() + seconds
         while (ticket := self._ticket) is not None and not ticket.done():
             left = None if end is None else end - time.monotonic()
-            with ticket.join():
+            with self._joined(), ticket.join():
                 done = ticket.wait(left) if left is None or left > 0 else ticket.done()
             if not done:
                 raise Timeout(f"the job is not done after {seconds:g} s; it continues", key=self.model)
@@ -136,7 +144,8 @@ class Job:
         from ..runtime.watching import watcher
 
         while (ticket := self._ticket) is not None and not ticket.done():
-            await watcher().done(ticket)
+            with self._joined():
+                await watcher().done(ticket)
         if self._ticket is not None and self._finish_blocks():
             return await native_calls.REQUESTS.arun(self._collect)
         return self._collect()

@@ -254,7 +254,7 @@ def pack(plan: MixedPlan, inputs: list[Any], start: int, single: bool, call: Cal
 def _pack(plan: MixedPlan, given: Any, name: str, start: int, call: Call) -> MixedPack:
     if plan.query is None and embedding.are_token_ids([given]):
         ids = embedding.pack_ids(plan, [given], start).ids
-        vision.check_raw(plan.entry, ids)
+        vision.check_raw(plan.entry, ids, name, 'Pass images as {"image": ...}')
         return MixedPack(ids)
     parts = parts_of(given, name)
     if plan.null and not parts.images and not parts.text:
@@ -286,7 +286,7 @@ def _rendered(plan: MixedPlan, content: list[dict[str, Any]], cuts: list[TiledIm
     else:
         messages.append({"role": "user", "content": content})
     prompt, images = chat_prompt.place_images(plan.entry, messages, cuts, deadline, probe=False,
-                                              add_generation_prompt=plan.generation_prompt)
+                                              check_context=False, add_generation_prompt=plan.generation_prompt)
     suffix = np.array(plan.tokenizer.suffix_ids, np.int32)  # as processors of transformers add it to a rendered prompt
     return np.concatenate([prompt.ids, suffix]), images
 
@@ -369,26 +369,36 @@ def iter_request(plan: MixedPlan, items: Any, batch_size: int | None, bar: Bar, 
 
 # ---- models with two encoders ----------------------------------------------------------------------------------------
 
-def split(inputs: list[Any], single: bool, key: str) -> tuple[dict[int, str], dict[int, NamedImage]]:
+def split(inputs: list[Any], single: bool, key: str, null: bool) -> tuple[dict[int, Any], dict[int, NamedImage]]:
     """Return the inputs that are texts and those that are images, by their indices.
 
     Args:
         inputs: the inputs.
         single: True if the input is the whole request and not in a list.
         key: key of the model, for errors.
+        null: True if an invalid input is no error: it stays as it is, so that packing it gives a row of NaN.
 
     Raises:
-        InvalidArgument: an input is invalid, or has several texts and images.
+        InvalidArgument: an input is invalid, or has several texts and images, and ``null`` is False.
     """
-    texts: dict[int, str] = {}
+    texts: dict[int, Any] = {}
     images: dict[int, NamedImage] = {}
     for at, one in enumerate(inputs):
         name = "inputs" if single else f"inputs[{at}]"
-        parts = parts_of(one, name)
-        if len(parts.content) > 1:
-            raise InvalidArgument(param=name, got=f"{len(parts.content)} texts and images", key=key,
-                                  allowed="one text or one image, which this model embeds",
-                                  hint="Pass several inputs, or use a model such as Qwen3-VL-Embedding")
+        try:
+            parts = parts_of(one, name)
+            if len(parts.content) > 1:
+                raise InvalidArgument(param=name, got=f"{len(parts.content)} texts and images", key=key,
+                                      allowed="one text or one image, which this model embeds",
+                                      hint="Pass several inputs, or use a model such as Qwen3-VL-Embedding")
+        except MpoolError:
+            if not null:
+                raise
+            if are_images(inputs):  # the model may have no encoder of texts
+                images[at] = NamedImage(one, name)
+            else:
+                texts[at] = one
+            continue
         if parts.images:
             images[at] = parts.images[0]
         else:
@@ -438,7 +448,7 @@ def split_request(pool: Host, entry: Entry, inputs: list[Any], single: bool, opt
     Raises:
         WrongCapability: the model embeds no images.
     """
-    texts, images = split(inputs, single, entry.key)
+    texts, images = split(inputs, single, entry.key, options.on_error == "null")
     options = replace(options, precision="float32")
     found = []
     if texts:

@@ -407,8 +407,10 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         several = [images] if found is None else found
         if entry.describe().vision is not None:
             inputs = _mixed().of_images(several, single)
-            return _mixed().request(  # type: ignore[no-any-return]
-                _mixed().plan(entry, own), inputs, single, options.progress, call, finish)
+            request: VectorRequest = _mixed().request(_mixed().plan(entry, own), inputs, single, options.progress,
+                                                      call, finish)
+            request.kind = request.kind.called(inputs="images")
+            return request
         return VectorRequest(image_embedding.IMAGES, image_embedding.plan(entry, own), several, image_embedding.slices,
                              single, options.progress, call, finish)
 
@@ -440,7 +442,8 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     if entry.capability == "vision":
         from . import vision as seeing
 
-        seeing.check_raw(entry, ids)
+        seeing.check_raw(entry, ids, "prompt",
+                         "Use mpool.vision(images, prompt, model), or mpool.chat with image parts")
     return generation.prepare(entry, ids, compute, options)
 
 

@@ -6,15 +6,17 @@ which keeps the event loop free. The generator cannot tell which driver runs it.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import (
+    Cancelled,
     FileError,
     IntegrityError,
     MemoryExhausted,
@@ -608,7 +610,8 @@ class VectorJob(Job):
 
 class SeveralJob(Job):
     """A job of several tickets, because a kind of inputs has one ticket per input, or because several networks compute
-    it.
+    it. A full queue rejects the first input only: later inputs start as earlier ones end, while a thread or task waits
+    for the job or asks for its state.
 
     Args:
         requests: the requests.
@@ -619,46 +622,109 @@ class SeveralJob(Job):
                  finish: Callable[[list[Any]], Any]) -> None:
         super().__init__(capability, requests[0].plan.entry.key, running)
         self._join = finish
-        self._parts: list[tuple[VectorRequest, Any, _core.Ticket | None]] = []
-        try:
-            for one in requests:
-                for start, inputs in one.slices(one.inputs) if one.kind.alone else [(0, one.inputs)]:
-                    pack = one.kind.pack(one.plan, inputs, start, one.single, one.call)
-                    self._parts.append((one, pack, vectors.submit(
-                        one.kind, one.plan, pack, one.call, vectors.service_class_of(len(one.inputs)), True)))
-        except BaseException:
-            for ticket in self._tickets:
+        self._parts = [(one, one.kind.pack(one.plan, inputs, start, one.single, one.call)) for one in requests
+                       for start, inputs in (one.slices(one.inputs) if one.kind.alone else [(0, one.inputs)])]
+        self._started: list[_core.Ticket | None] = []  # those of the first parts; None: the part has no valid input
+        self._first = 0  # tickets before this index are done
+        self._lock, self._waiting = threading.Lock(), set[object]()  # _lock: of the starts
+        self._stopped, self._error = False, None  # type: bool, MpoolError | None
+        self._start_more()
+
+    def _start(self, fail_fast: bool) -> None:
+        """Start the next part. Raises Overloaded if the queue is full and ``fail_fast`` is True."""
+        one, pack = self._parts[len(self._started)]
+        ticket = vectors.submit(one.kind, one.plan, pack, one.call, vectors.service_class_of(len(one.inputs)),
+                                fail_fast, any(self._started))
+        self._started.append(ticket)
+        if ticket is not None:
+            self._running.follow(ticket, self)
+            if self._stopped:
                 ticket.cancel()
-            raise
-        if self._tickets:
-            running.follow(self._tickets[-1], self)
+
+    def _start_more(self) -> None:
+        """Start parts until the queue is full, unless an earlier part failed or another thread starts them."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._first < len(self._started):
+                ticket = self._started[self._first]
+                if ticket is not None and not ticket.done():
+                    break
+                self._stopped = self._stopped or ticket is not None and self._has_failed(ticket)
+                self._first += 1
+            while not self._stopped and len(self._started) < len(self._parts):
+                try:
+                    self._start(True)
+                except MpoolError as error:
+                    if not any(self._started):
+                        raise
+                    if not isinstance(error, Overloaded) or error.param:
+                        self._stopped, self._error = True, error
+                    return
+        finally:
+            self._lock.release()
+
+    def _has_failed(self, ticket: _core.Ticket) -> bool:
+        try:
+            ticket.check()
+        except NumericError:
+            return False  # its row may become NaN
+        except MpoolError:
+            return True
+        return False
 
     def _tokens(self) -> int:
-        return sum(one.kind.tokens(pack) for one, pack, _ in self._parts)
-
-    @property
-    def _tickets(self) -> list[_core.Ticket]:
-        return [ticket for _, _, ticket in self._parts if ticket is not None]
+        return sum(one.kind.tokens(pack) for one, pack in self._parts)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
-        found = None
-        for _, _, ticket in self._parts:
-            found = ticket or found
+        self._start_more()
+        for ticket in self._started[self._first:]:
             if ticket is not None and not ticket.done():
                 return ticket
-        return found
+        return next((ticket for ticket in reversed(self._started) if ticket is not None), None)
+
+    def done(self) -> bool:
+        """See :meth:`Job.done`."""
+        self._start_more()
+        return (self._stopped or len(self._started) == len(self._parts)) and bool(super().done())
 
     def cancel(self) -> bool:
         """See :meth:`Job.cancel`."""
-        cancelled = any([ticket.cancel() for ticket in self._tickets])
-        if cancelled:
+        rest, self._stopped = len(self._started) < len(self._parts) and not self._stopped, True
+        cancelled = any([ticket.cancel() for ticket in self._started if ticket is not None])
+        if cancelled or rest:
             self._running.cancelled()
-        return cancelled
+        return cancelled or rest
+
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        one, gave_up = object(), True
+        self._waiting.add(one)
+        try:
+            yield
+            gave_up = False
+        except Exception:
+            gave_up = False
+            raise
+        finally:
+            self._waiting.discard(one)
+            if gave_up and not self._waiting:
+                self.cancel()
 
     def _finish_blocks(self) -> bool:
         return True  # it may compute inputs again, after a numeric error
 
     def _finish(self) -> Any:
-        return self._join([vectors.rows_of(one.kind, one.plan, pack, ticket, one.call)
-                           for one, pack, ticket in self._parts])
+        rows = []
+        for at, (one, pack) in enumerate(self._parts):
+            with self._lock:
+                while not self._stopped and len(self._started) <= at:  # requests of others fill the queue
+                    self._start(False)
+            if len(self._started) <= at:
+                raise self._error or Cancelled("the job was cancelled", key=self.model)
+            ticket = self._started[at]
+            if ticket is not None:
+                ticket.wait()
+            rows.append(vectors.rows_of(one.kind, one.plan, pack, ticket, one.call))
+        return self._join(rows)

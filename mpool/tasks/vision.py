@@ -154,7 +154,8 @@ def check_images(images: Sequence[NamedImage | NamedVideo], allow_urls: bool, ca
 
 def _check_count(images: Sequence[NamedImage | NamedVideo]) -> None:
     if len(images) > MAX_IMAGES:
-        raise InvalidArgument(param="images", got=f"{len(images):,} images", allowed=f"at most {MAX_IMAGES} images")
+        raise InvalidArgument(param=images[MAX_IMAGES].name, got=f"image {MAX_IMAGES + 1} of {len(images):,}",
+                              allowed=f"at most {MAX_IMAGES} images")
 
 
 # ---- placeholders ----------------------------------------------------------------------------------------------------
@@ -177,13 +178,15 @@ def _keys_of_runs(cut: TiledImage) -> list[list[bytes]]:
     return [[_digest(b"frames", *one), *one[1:]] if run.frames else one for run, one in zip(cut.runs, found)]
 
 
-def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> tuple[NDArray[np.int32], Images | None]:
+def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage], check_context: bool = True
+           ) -> tuple[NDArray[np.int32], Images | None]:
     """Replace each image token of a prompt by the placeholders of a run.
 
     Args:
         entry: the model.
         ids: token ids of the prompt, int32 ``[tokens]``, with one image token for each run of the images.
         cuts: the prepared images, in the order of their tokens.
+        check_context: True: check that the prompt fits into the context.
 
     Returns:
         the token ids with all placeholders, and the images or None.
@@ -217,7 +220,8 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> 
         start = position + 1
     parts.append(ids[start:])
     expanded = np.concatenate(parts)
-    _check_context(entry, len(expanded), len(ids), len(cuts))
+    if check_context:
+        _check_context(entry, len(expanded), len(ids), len(cuts))
     tiles = [tile for image in cuts for tile in image.tiles]
     in_order = all(run.sources is None for run, _ in parts_of)
     prompt_images = Images(
@@ -231,8 +235,14 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> 
     return expanded, prompt_images
 
 
-def check_raw(entry: Entry, ids: NDArray[np.int32]) -> None:
+def check_raw(entry: Entry, ids: NDArray[np.int32], name: str, hint: str) -> None:
     """Check that a raw prompt has no image tokens: it has no images.
+
+    Args:
+        entry: the model.
+        ids: token ids of the prompt.
+        name: parameter with the prompt, for the error.
+        hint: how images are passed.
 
     Raises:
         InvalidArgument: the prompt has an image token.
@@ -241,9 +251,8 @@ def check_raw(entry: Entry, ids: NDArray[np.int32]) -> None:
     positions = np.flatnonzero(ids == token) if token >= 0 else ids[:0]
     if len(positions):
         text = entry.tokenizer().token_text(token)
-        raise InvalidArgument(f"`prompt` must not have image tokens, got {text} at index {positions[0]}",
-                              param="prompt", key=entry.key,
-                              hint="Use mpool.vision(images, prompt, model), or mpool.chat with image parts")
+        raise InvalidArgument(f"`{name}` must not have image tokens, got {text} at index {positions[0]}",
+                              param=name, key=entry.key, hint=hint)
 
 
 def _check_context(entry: Entry, tokens: int, unexpanded: int, images: int) -> None:

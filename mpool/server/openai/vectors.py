@@ -32,6 +32,8 @@ from .structs import (
     RankedResult,
     RerankRequest,
     RerankResponse,
+    VideoPart,
+    VideoURLPart,
 )
 
 if TYPE_CHECKING:
@@ -60,11 +62,14 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     kind = body.encoding_format if body.embedding_type is None else _only(body.embedding_type)
     prompt = {}
     if body.messages is not None:
-        turn, instruction = conversation(context, body.messages)
+        messages, field = body.messages, "messages"
+        context.names |= dict.fromkeys(("inputs", "input", "prompt"), field)
+        turn, instruction = await context.converted(lambda: conversation(context, messages))
         prompt = {} if instruction is None else {"prompt": instruction}
         inputs: Any = await with_image_files(context, [turn])
     else:
-        inputs = texts_or_ids(context, await with_objects(context, body.input, "input"))
+        field = "input"
+        inputs = texts_or_ids(context, *await with_objects(context, input=body.input))
     task = _TASKS.get(body.task or "", body.task)
     named = {"task": task}
     if task not in (None, "query", "document"):
@@ -76,7 +81,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
             if value is not None:
                 raise Refusal("unsupported_parameter", f"`{name}` must be absent with `return_multivector`.", name)
         if isinstance(inputs, dict) or isinstance(inputs, list) and not all(isinstance(one, str) for one in inputs):
-            raise Refusal("unsupported_parameter", "`input` must be texts with `return_multivector`.", "input")
+            raise Refusal("unsupported_parameter", f"`{field}` must be texts with `return_multivector`.", field)
         return await _multi_vectors(context, body.model, given, kind)
     precision = kind if kind in ("binary", "ubinary") else "float32"
     vectors, tokens = await counted(EMBED, context.state.pool, {
@@ -163,6 +168,12 @@ def conversation(context: Context, messages: list[Message]) -> tuple[list[dict[s
         Refusal: The conversation has other messages than one of the user, at most one of the system before it, and at
             most an empty one of the assistant after it.
     """
+    for at, message in enumerate(messages):
+        for number, part in enumerate(() if isinstance(message.content, str) else message.content or ()):
+            if isinstance(part, (VideoPart, VideoURLPart)):
+                where = f"messages[{at}].content[{number}]"
+                raise Refusal("unsupported_parameter", f"`{where}` must be a text or an image: videos have no "
+                                                       "embeddings. Send frames as images.", where)
     turns = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)]
     for turn in turns:
         if isinstance(turn["content"], str):
@@ -192,19 +203,23 @@ async def with_image_files(context: Context, inputs: list[list[dict[str, Any]]])
     return found
 
 
-async def with_objects(context: Context, given: Any, name: str) -> Any:
-    """Replace objects of texts and images by the inputs of the library: texts, or dicts with images."""
-    several = isinstance(given, list)
-    places = {at: one for at, one in enumerate(given if several else [given]) if isinstance(one, InputObject)}
+async def with_objects(context: Context, **fields: Any) -> list[Any]:
+    """Replace objects of texts and images in fields of the body by the inputs of the library: texts, or dicts with
+    images. Returns the values of the fields. The limits of URLs hold for all fields together."""
+    places = {(name, at): one for name, given in fields.items()
+              for at, one in enumerate(given if isinstance(given, list) else [given]) if isinstance(one, InputObject)}
     if not places:
-        return given
-    if several:
-        context.check_inputs(given, name, context.state.max_inputs)
-    parts = {at: _parts_of(context, one, f"{name}[{at}]" if several else name) for at, one in places.items()}
-    made = await with_image_files(context, list(parts.values()))
-    found: dict[int, Any] = {at: "".join(one["text"]) if set(one) == {"text"} else one
-                             for at, one in zip(parts, made)}
-    return [found.get(at, one) for at, one in enumerate(given)] if several else found[0]
+        return list(fields.values())
+    several = {name for name, given in fields.items() if isinstance(given, list)}
+    for name in several & {name for name, _ in places}:
+        context.check_inputs(fields[name], name, context.state.max_inputs)
+    parts = await context.converted(lambda: [
+        _parts_of(context, one, f"{name}[{at}]" if name in several else name) for (name, at), one in places.items()])
+    found: dict[tuple[str, int], Any] = {
+        place: "".join(one["text"]) if set(one) == {"text"} else one
+        for place, one in zip(places, await with_image_files(context, parts))}
+    return [[found.get((name, at), one) for at, one in enumerate(given)] if name in several else
+            found.get((name, 0), given) for name, given in fields.items()]
 
 
 def texts_or_ids(context: Context, given: Any, name: str = "input", most: int | None = None) -> Any:
@@ -256,8 +271,7 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
     """Rank documents by relevance to a query."""
     served = await context.model(body.model)
     context.check_inputs(body.documents, "documents", context.state.max_inputs)
-    documents = await with_objects(context, body.documents, "documents")
-    query = await with_objects(context, body.query, "query")
+    documents, query = await with_objects(context, documents=body.documents, query=body.query)
     if isinstance(query, str):
         context.check_text(query, "query")
     ranking, tokens = await counted(RERANK, context.state.pool, {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,7 @@ def test_capabilities(pool: mpool.Pool) -> None:
     ({}, "inputs"), ({"txt": "a"}, "inputs"), ([{"text": "w40"}, {"text": None}], "inputs[1]"),
     ([{"text": 5}], "inputs[0].text"), ([{"image": 5}], "inputs[0].image"), ({"image": "missing.png"}, "inputs.image"),
     ([{"image": [PHOTO, b"no image"]}], "inputs[0].image[1]"), ([{"text": ["w40", "\ud800"]}], "inputs[0].text[1]"),
+    ([{"image": [PHOTO] * 257}], "inputs[0].image[256]"),
     ([{"image": "https://example.com/a.png"}], "inputs[0].image"), ([{"image": []}], "inputs[0]"),
     (["w40", PHOTO], "inputs[1]"), ([{"image": PHOTO}, [5, 6]], "inputs[1]")])
 @pytest.mark.parametrize("model", ["embedder", "no/such-model"])
@@ -84,6 +88,30 @@ def test_bad_inputs_become_rows_of_nan(pool: mpool.Pool) -> None:
     assert np.array_equal(found[2], pool.embed_image(PHOTO, "embedder"))
 
 
+@pytest.mark.parametrize("bad", [{"txt": "a"}, {"text": "w5", "image": PHOTO}, {"image": []}, {"image": b"no image"}])
+def test_bad_inputs_of_two_encoders_become_rows_of_nan(pool: mpool.Pool, bad: Any) -> None:
+    texts, images = pool.embed("w7", "clip"), pool.embed_image(PHOTO, "clip")
+    for good, wanted in (({"image": PHOTO}, images), ({"text": "w7"}, texts)):
+        found = pool.embed([bad, good], "clip", on_error="null")
+        assert np.isnan(found[0]).all() and np.array_equal(found[1], wanted)
+
+
+def test_texts_beyond_the_context_are_truncated(pool: mpool.Pool) -> None:
+    """A text may exceed not only the limit of the embedder (300) but also the context of its decoder."""
+    short, long = ({"image": PHOTO, "text": " ".join(["w40"] * count)} for count in (400, 5000))
+    assert np.array_equal(pool.embed(long, "embedder"), pool.embed(short, "embedder"))
+
+
+def test_errors_of_images_alone_name_images(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(folders["embedder"], tmp_path / "small"))
+    path = folder / "sentence_bert_config.json"
+    path.write_text(path.read_text().replace('"max_seq_length": 300', '"max_seq_length": 10'))
+    for given, param in ((PHOTO, "images"), ([PHOTO], "images[0]")):
+        with pytest.raises(errors.ContextOverflow) as caught:
+            pool.embed_image(given, str(folder))
+        assert caught.value.param == param
+
+
 def test_models_with_two_encoders(pool: mpool.Pool) -> None:
     given: list[Any] = ["w5 w6", {"image": PHOTO}, {"text": "w7"}]
     wanted = np.stack([pool.embed("w5 w6", "clip"), pool.embed_image(PHOTO, "clip"), pool.embed("w7", "clip")])
@@ -108,11 +136,59 @@ def test_jobs_of_several_inputs(pool: mpool.Pool) -> None:
     assert empty.result().shape == (0, 64)
 
 
+@pytest.fixture(scope="module")
+def short_queue(folders: dict[str, Path]) -> Any:
+    with mpool.Pool(mpool.PoolConfig(batch_queue_capacity=2, prompt_queue_capacity=2, vision_queue_capacity=2)) as pool:
+        pool.register("embedder", folders["embedder"])
+        yield pool
+
+
+def test_jobs_of_more_inputs_than_the_queue_holds(short_queue: mpool.Pool) -> None:
+    """A full queue rejects the first input only."""
+    given: list[Any] = [f"w{at}" for at in range(10, 40)]
+    wanted = short_queue.embed(given, "embedder")
+    job = short_queue.submit("text_embedding", inputs=given, model="embedder")
+    assert np.array_equal(job.result(60), wanted) and job.done()
+
+    async def awaited() -> Any:
+        return await short_queue.submit("text_embedding", inputs=given, model="embedder")
+
+    assert np.array_equal(asyncio.run(awaited()), wanted)
+    polled = short_queue.submit("text_embedding", inputs=given, model="embedder")
+    while not polled.done():
+        time.sleep(0.001)
+    assert len(polled._started) == 30 and np.array_equal(polled.result(0), wanted)
+
+
+def test_a_cancelled_task_cancels_all_inputs_of_its_job(short_queue: mpool.Pool) -> None:
+    given = [{"text": " ".join(f"w{at}" for _ in range(250))} for at in range(10, 40)]
+
+    async def cancelled() -> Any:
+        job = short_queue.submit("text_embedding", inputs=given, model="embedder")
+        tasks = [asyncio.ensure_future(job._wait_async()) for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        assert not job._stopped  # another task waits for it
+        tasks[1].cancel()
+        assert [type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)] == \
+            [asyncio.CancelledError] * 2
+        return job
+
+    job = asyncio.run(cancelled())
+    with pytest.raises(errors.Cancelled):
+        job.result(60)
+    with pytest.raises(errors.Cancelled):
+        job._started[-1].wait()
+        job._started[-1].check()
+    assert len(job._started) < 30
+
+
 def test_token_ids(pool: mpool.Pool) -> None:
     """They are the whole prompt."""
     with pytest.raises(errors.InvalidArgument) as caught:
         pool.embed([[40, visionmodels.IMAGE]], "embedder")
-    assert caught.value.param in ("prompt", "inputs[0]")
+    assert caught.value.param == "inputs[0]"
     assert pool.embed([[40, 41], [42]], "embedder").shape == (2, 64)
 
 

@@ -85,7 +85,7 @@ def test_logits(family: Any, count: int) -> None:
     model, folder, pool = family
     video, photo = frames(count), image(9, 33, 41)
     for pixels in (None, photo):
-        content: list[dict[str, Any]] = [{"type": "video", "video": iter(video), "fps": 2}]
+        content: list[dict[str, Any]] = [{"type": "video", "video": video, "fps": 2}]
         if pixels is not None:
             content.append({"type": "image", "image": pixels})
         made = asked(pool, folder, [*content, {"type": "text", "text": "w40 w41"}])
@@ -170,6 +170,7 @@ def test_sizes_of_frames(tmp_path: Path, size: tuple[int, int], cap: bool) -> No
 @pytest.mark.parametrize("part, param", [
     ({"video": "film.mp4", "fps": 2}, "messages[0].content[0].video"),
     ({"video": [], "fps": 2}, "messages[0].content[0].video"),
+    ({"video": iter(frames(2)), "fps": 2}, "messages[0].content[0].video"),
     ({"video": frames(1), "fps": 2}, "messages[0].content[0].video"), ({"video": frames(2)}, "messages[0].content[0]"),
     ({"video": frames(2), "fps": 0}, "messages[0].content[0].fps"),
     ({"video": frames(2), "fps": 1, "timestamps": [0, 1]}, "messages[0].content[0]"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import imagemodels
 import visionmodels
-from servers import ask, serving
+from servers import ask, limits, serving
 from visionmodels import image
 
 PHOTO = image(1, 50, 70)
@@ -117,6 +118,12 @@ def test_shapes_of_rankings(server: Any) -> None:
     ("embeddings", {"messages": [{"role": "user", "content": "w40"}] * 2}, "messages"),
     ("embeddings", {"messages": [{"role": "system", "content": [PART]}, {"role": "user", "content": "w40"}]},
      "messages[0]"),
+    ("embeddings", {"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "w40"}, {"type": "video", "video": [URL, URL], "fps": 1}]}]},
+     "messages[0].content[1]"),
+    ("embeddings", {"messages": [{"role": "user", "content": "w40"}], "return_multivector": True}, "messages"),
+    ("embeddings", {"messages": [{"role": "user", "content": [PART, {"type": "text", "text": "w40 " * 300}]}],
+                    "truncate": False}, "messages"),
     ("embeddings", {"input": [{"image": URL}], "return_multivector": True}, "input"),
     ("multi-vector", {"input": [{"image": URL}]}, "input"),
     ("rerank", {"query": {"image": "no image"}, "documents": ["w40"]}, "query.image"),
@@ -126,6 +133,36 @@ def test_bad_inputs_are_refused(server: Any, path: str, body: dict[str, Any], pa
     model = "reranker" if path == "rerank" else "embedder"
     status, found = ask(server, f"/v1/{path}", {"model": model, **body})
     assert (status, found["error"]["param"]) == (400, param), found
+
+
+def test_files_are_decoded_off_the_event_loop(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mpool.server.operations as operations
+
+    threads, decode = set(), operations._file_of
+
+    def watched(text: str, name: str) -> bytes:
+        threads.add(threading.current_thread().name)
+        return decode(text, name)
+
+    monkeypatch.setattr(operations, "_file_of", watched)
+    large = f"data:image/png;base64,{png(image(3, 90, 90))}"
+    assert len(large) > operations.LONG
+    part = {"type": "image_url", "image_url": {"url": large}}
+    for body in ({"input": [{"image": large}]}, {"messages": [{"role": "user", "content": [part]}]}):
+        rows(server, body)
+    ask(server, "/v1/rerank", {"model": "reranker", "query": {"image": large}, "documents": ["w40"]})
+    assert threads and "server" not in threads
+
+
+def test_urls_of_a_query_and_its_documents_have_one_limit(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("mpool.server.image_urls.fetch", lambda url, *more: asked.append(url) or base64.b64decode(RAW))
+    url, body = "https://images.example/a.png", {"model": "reranker"}
+    with limits(server, allow_image_urls=True):
+        status, found = ask(server, "/v1/rerank", {**body, "query": {"image": url}, "documents": [{"image": url}] * 16})
+        assert status == 400 and found["error"]["param"] == "query.image" and not asked
+        assert ask(server, "/v1/rerank", {**body, "query": {"image": url}, "documents": [{"image": url}]})[0] == 200
+    assert asked == [url] * 2
 
 
 def test_frames_of_a_video_in_a_chat(server: Any) -> None:
