@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 #: Maximum number of lists and dicts within each other.
 _MAX_DEPTH = 64
 _BLANK = re.compile(r"\s*")
-#: Name of an argument. It is a property of a schema and need not be a name of Python.
-_KEY = re.compile(r"\s*([^\s=,()\[\]{}'\"][^=,()\[\]{}'\"]{0,255}?)\s*=")
+#: Name of an argument. It is a property of a schema and need not be a name of Python, such as ``filter[status]``.
+_KEY = re.compile(r"\s*([^\s=,()\[\]{}'\"][^=,(){}'\"]{0,255}?)\s*=")
 #: Blanks after a quote. More of them do not delay the decision whether it ends the string.
 _AFTER = re.compile(r"\s{0,32}")
 #: A number, as Python and JSON write it.

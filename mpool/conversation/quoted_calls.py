@@ -1,6 +1,7 @@
 """Arguments of function calls as Gemma 4 writes them: ``{city:<|"|>Rome<|"|>,days:2,parts:[<|"|>wind<|"|>]}``.
 
-Names stand without quotes. Strings are between two marks and have no escape sequences, so they cannot contain the mark.
+Names stand without quotes, except names that could not be read so. Strings and those names are between two marks and
+have no escape sequences, so they cannot contain the mark.
 """
 
 from __future__ import annotations
@@ -142,15 +143,21 @@ class _Reader:
         return WORDS[word[0]]
 
 
+def spelled(name: str) -> str:
+    """Return a name as it stands in a call: between marks if it has characters that end a name, such as brackets."""
+    key = _KEY.fullmatch(name + ":")
+    return name if key is not None and key[1] == name else QUOTE + name + QUOTE
+
+
 def write(value: Any) -> str:
     """Return a value as Gemma 4 writes it."""
     if isinstance(value, str):
         return QUOTE + value + QUOTE
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{write(one)}" for name, one in value.items()) + "}"
+        return "{" + ",".join(f"{spelled(name)}:{write(one)}" for name, one in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(write, value)) + "]"
     return json.dumps(value)
 
 
-__all__ = ["QuotedExtent", "parse", "write"]
+__all__ = ["QuotedExtent", "parse", "spelled", "write"]

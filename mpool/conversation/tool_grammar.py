@@ -269,12 +269,13 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
     """Return the rules ``calls``, ``rest`` (calls without the first marker) and ``named`` (calls from the first name
     on), and the rules they use. For Harmony, only the rule ``call``."""
     rules: list[str] = []
-    calls, names = [], []
+    calls, names, left = [], [], [_MAX_QUOTED_PROPERTIES]
     for at, function in enumerate(functions):
         before, after = format.around_arguments(function.name)
         if format.body in ("xml", "python", "quoted"):
             inside = _tagged(at, format, function, rules) if format.body == "xml" else \
-                _keywords(at, function, rules) if format.body == "python" else quoted_arguments(at, function, rules)
+                _keywords(at, function, rules) if format.body == "python" else \
+                quoted_arguments(at, function, rules, left)
             calls.append(" ".join(filter(None, (_literal(before), inside, after and _literal(after)))))
             names.append(calls[-1])
             continue
@@ -444,45 +445,61 @@ def in_order(prefix: str, properties: Properties, marks: tuple[str, str], value:
 
 # ---- arguments of Gemma 4 --------------------------------------------------------------------------------------------
 
-#: Maximum number of schemas of a function that rules are made for. Values of others may be any.
-_MAX_QUOTED = 200
+#: Maximum number of schemas of a function that rules are made for, of schemas within each other, and of the properties
+#: of all objects within arguments. Values beyond them may be any.
+_MAX_QUOTED, _MAX_QUOTED_DEPTH, _MAX_QUOTED_PROPERTIES = 200, 64, 10_000
+#: Keywords with which a schema allows the same values as its one required part; maximum number of such links followed.
+_LINKS, _MAX_LINKS = frozenset({"$ref", "allOf", "title", "description", "default", "examples"}), 8
 _MARK = json.dumps(quoted_calls.QUOTE)
 #: Rules for any value.
 _QUOTED = [f"any_value: {_MARK} any_text | any_plain | any_list | any_object",
            'any_plain: %json {"type": ["number", "boolean", "null"]}',
            'any_list: "[" (any_value ("," any_value)*)? "]"', 'any_object: "{" (any_pair ("," any_pair)*)? "}"',
-           r'any_pair: /[A-Za-z_][\w\-]{0,63}/ ":" any_value', "any_text[lazy]: ANY_TEXT",
+           rf'any_pair: (/[A-Za-z_][\w\-]{{0,63}}/ | {_MARK} any_text) ":" any_value', "any_text[lazy]: ANY_TEXT",
            f"ANY_TEXT: {_ANY} {_MARK}"]
 
 
-def quoted_arguments(at: int, function: Function, rules: list[str]) -> str:
-    """Return the rule for a function's arguments as Gemma 4 writes them; append its rules to ``rules``."""
+def quoted_arguments(at: int, function: Function, rules: list[str], left: list[int]) -> str:
+    """Return the rule for a function's arguments as Gemma 4 writes them; append its rules to ``rules``. ``left``:
+    number of properties of objects within arguments that may be written."""
     rules += [] if _QUOTED[0] in rules else _QUOTED
-    made = _QuotedRules(at, function, rules)
-    return in_order(f"{at}", properties_of(function.parameters), (":", ","), lambda number, schema: made.of(schema),
-                    rules)
+    return _QuotedRules(at, function, rules, left).pairs(f"{at}", properties_of(function.parameters), 0)
 
 
 class _QuotedRules:
     """Rules for the values of one function's arguments. A schema that contains itself has one rule."""
 
-    def __init__(self, at: int, function: Function, rules: list[str]) -> None:
-        self._at, self._function, self._rules = at, function, rules
+    def __init__(self, at: int, function: Function, rules: list[str], left: list[int]) -> None:
+        self._at, self._function, self._rules, self._left = at, function, rules, left
         self._names: dict[int, tuple[str, Any]] = {}  # id() of a schema -> its rule, and the schema, which must live on
 
-    def of(self, schema: Any) -> str:
-        """Return the name of the rule for a schema."""
+    def pairs(self, prefix: str, properties: Properties, depth: int) -> str:
+        """Return the rule for the names and values of an object, without names that contain the mark."""
+        found = Properties({quoted_calls.spelled(name): schemas for name, schemas in properties.schemas.items()
+                            if quoted_calls.QUOTE not in name}, set(map(quoted_calls.spelled, properties.required)))
+        return in_order(prefix, found, (":", ","), lambda _, schema: self.of(schema, depth + 1), self._rules)
+
+    def of(self, schema: Any, depth: int) -> str:
+        """Return the name of the rule for a schema that ``depth`` others contain. Many references to the same schema
+        have one rule."""
+        for _ in range(_MAX_LINKS):
+            parts = required_parts(schema, self._function.parameters) \
+                if isinstance(schema, Mapping) and schema.keys() <= _LINKS else []
+            if len(parts) != 1:
+                break
+            schema = parts[0]
         known = self._names.get(id(schema))
         if known is not None:
             return known[0]
-        if not isinstance(schema, Mapping) or len(self._names) >= _MAX_QUOTED:
+        if not isinstance(schema, Mapping) or len(self._names) >= _MAX_QUOTED or depth > _MAX_QUOTED_DEPTH or \
+                self._left[0] < 0:
             return "any_value"
         name = f"quoted_{self._at}_{len(self._names)}"
         self._names[id(schema)] = name, schema
-        self._rules.append(f"{name}: {self._body(name, schema)}")
+        self._rules.append(f"{name}: {self._body(name, schema, depth)}")
         return name
 
-    def _body(self, name: str, schema: Mapping[str, Any]) -> str:
+    def _body(self, name: str, schema: Mapping[str, Any], depth: int) -> str:
         root = self._function.parameters
         allowed, listed = values_of(schema, root), listed_values(schema)
         parts, options = required_parts(schema, root), options_of(schema)
@@ -497,15 +514,17 @@ class _QuotedRules:
         null, kinds = ' | "null"' * ("null" in allowed.kinds), allowed.kinds - {"null"}
         if kinds == {"object"}:
             found = properties_of(schema, root)
-            inside = in_order(name, found, (":", ","), lambda _, one: self.of(one), self._rules)
-            return (f'"{{" {inside} "}}"' if found.schemas else "any_object") + null
+            self._left[0] -= len(found.schemas)
+            if not found.schemas or self._left[0] < 0:
+                return "any_object" + null
+            return f'"{{" {self.pairs(name, found, depth)} "}}"' + null
         if options and not parts:
-            return " | ".join(map(self.of, options))
+            return " | ".join(self.of(option, depth + 1) for option in options)
         if len(parts) == 1 and not options:
-            return self.of(parts[0])
+            return self.of(parts[0], depth + 1)
         if kinds == {"array"}:
             low, high = (_whole(schema.get(key, value)) for key, value in (("minItems", 0), ("maxItems", "")))
-            item = self.of(schema.get("items", True))
+            item = self.of(schema.get("items", True), depth + 1)
             if high == 0:
                 return '"[" "]"' + null
             more = f'("," {item}){{{max(low - 1, 0)},{high if high == "" else high - 1}}}'

@@ -251,6 +251,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
      [("clock", {"a": 1}), ("clock", {"x y": 2})]),
     ("lfm2", "<|tool_call_start|>clock(a=1) and", "and", [("clock", {"a": 1})]),
     ("lfm2", "<|tool_call_start|>[clock().a()]<|tool_call_end|>", ".a()]<|tool_call_end|>", [("clock", {})]),
+    ("lfm2", '<|tool_call_start|>[clock(filter[status]="x", user:id=2)]<|tool_call_end|>', "",
+     [("clock", {"filter[status]": "x", "user:id": 2})]),
     ("olmo3", '<function_calls>clock(a="x", b=true)\nclock()</function_calls> and', "and",
      [("clock", {"a": "x", "b": True}), ("clock", {})]),
     ("gemma4", 'So: <|tool_call>call:get_weather{city:<|"|>Köln, {"a": [<|"|>,days:2,parts:[<|"|>wind<|"|>]}'
@@ -589,7 +591,12 @@ NESTED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "array", "maxItems": 0}, [[]], [[1]]), ({"type": "array", "minItems": 2}, [[1, "a"]], [[1]]),
     ({"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "array", "items": {"enum": ["x"]}}},
       "required": ["a"]}, [{"a": 1.5}, {"a": -1, "b": ["x", "x"]}], [{}, {"b": []}, {"a": 1, "b": ["y"]}, {"a": "1"}]),
-    ({"type": "object"}, [{}, {"a": [None, {"b": True}]}], [[], 1]),
+    ({"type": "object"}, [{}, {"a": [None, {"b": True}]}, {"a[b]": 1}], [[], 1]),
+    ({"type": "object", "properties": {name: {"type": "integer"} for name in (
+        "user:id", "filter[status]", "{", "", " a", "a b", "n" * 256, "n" * 257)}, "required": ["user:id", "a b"]},
+     [{"user:id": 1, "filter[status]": 2, "{": 3, "": 4, " a": 5, "a b": 6, "n" * 256: 7, "n" * 257: 8},
+      {"user:id": 1, "a b": 2}], [{"user:id": 1}, {"user:id": 1, "filter[status]": "a", "a b": 2}]),
+    ({"enum": [{"a[b]": 1}]}, [{"a[b]": 1}], [{"a": 1}]),
     ({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "boolean"}}]}, [1, [True]], ["a", [1]]),
     ({"$ref": "#/$defs/node"}, [{"n": 1}, {"n": 1, "next": {"n": 2}}], [{"next": {}}, {"n": 1, "next": {"n": "a"}}]),
     ({}, [1, "a", [{"a": None}]], [])]
@@ -603,20 +610,22 @@ def test_values_of_gemma4(letters: Any, schema: dict[str, Any], fit: list[Any], 
     _, tokenizer = letters
     node = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
             "required": ["n"]}
-    whole = {"type": "object", "properties": {"d": schema}, "required": ["d"], "$defs": {"node": node}}
     tool_format = format_named("gemma4")
-    made = tool_grammar.build_grammar(tool_format, [Function("f", whole)], forced=True, single=True, splitter=None)
-    start = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
-    assert not start.is_error(), start.get_error()
-    for value in fit + others:
-        completion = tool_format.render([("f", {"d": value})])
-        matcher = start.deep_copy()
-        accepted = all(matcher.try_consume_tokens([byte]) for byte in completion.encode()) and matcher.is_accepting()
-        assert accepted == (json.dumps(value) in map(json.dumps, fit)), value
-        parser = ToolCallParser(tool_format, {"f": whole}, True, lambda number: "id")
-        parser.feed(completion, True)
-        ((_, _, raw, _),) = parser.calls
-        assert parse_arguments(raw) == {"d": value}
+    for name in ("d", "filter[d]:"):
+        whole = {"type": "object", "properties": {name: schema}, "required": [name], "$defs": {"node": node}}
+        made = tool_grammar.build_grammar(tool_format, [Function("f", whole)], forced=True, single=True, splitter=None)
+        start = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
+        assert not start.is_error(), start.get_error()
+        for value in fit + others:
+            completion = tool_format.render([("f", {name: value})])
+            matcher = start.deep_copy()
+            accepted = all(matcher.try_consume_tokens([byte]) for byte in completion.encode()) and \
+                matcher.is_accepting()
+            assert accepted == (json.dumps(value) in map(json.dumps, fit)), value
+            parser = ToolCallParser(tool_format, {"f": whole}, True, lambda number: "id")
+            parser.feed(completion, True)
+            ((_, _, raw, _),) = parser.calls
+            assert parse_arguments(raw) == {name: value}
 
 
 @pytest.mark.parametrize("pattern", ["(^a|b)c", "a$b", "(a", r"a(?=b)"])

@@ -651,3 +651,31 @@ def test_calling_a_function(pool: mpool.Pool, llama: Path) -> None:
     arguments = done.tool_calls[0].arguments
     assert done.finish_reason == "tool_calls" and arguments is not None
     assert get_time(**arguments).startswith(("Rome", "Oslo"))
+
+
+@pytest.mark.parametrize("reference, fit", [
+    ({"$ref": "#/$defs/wide", "description": "Again."}, [{}, {"n149": 1}]),
+    ({"allOf": [{"$ref": "#/$defs/wide"}]}, [{}, {"n149": 1}]),
+    ({"$ref": "#/$defs/wide", "type": "object"},  # too many to enforce
+     [{}, {"n149": 1}, {"n149": "a"}, {"next": {"next": {}}}]),
+    ({"$ref": "#/$defs/deep"}, [{}, {"next": {"next": {}}}])], ids=str)
+def test_size_of_gemma4_grammars(reference: dict[str, Any], fit: list[Any]) -> None:
+    """Many references to a schema with many properties do not multiply, and schemas are not followed without end.
+    ``fit``: values of the last reference that the grammar accepts."""
+    llguidance = pytest.importorskip("llguidance")
+    wide = {"type": "object", "properties": {f"n{i}": {"type": "integer"} for i in range(150)}}
+    deep = {"type": "object", "allOf": [{"properties": {"next": {"$ref": "#/$defs/deep"}}},
+                                        {"properties": {"next": {"description": "The next one."}}}]}
+    whole = {"type": "object", "properties": {f"p{i}": dict(reference) for i in range(180)},
+             "$defs": {"wide": wide, "deep": deep}}
+    functions = [tool_formats.Function("f", whole), tool_formats.Function("g", whole)]
+    made = tool_grammar.build_grammar(tool_formats.GEMMA4, functions, forced=True, single=True, splitter=None)
+    assert made.lark.count("\n") < 11_000
+    start = llguidance.LLMatcher(llguidance.LLTokenizer("byte"),
+                                 llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
+    assert not start.is_error(), start.get_error()
+    for value in [{}, {"n149": 1}, {"n149": "a"}, {"next": {"next": {}}}]:  # type: dict[str, Any]
+        completion = tool_formats.GEMMA4.render([("f", {"p179": value})])
+        matcher = start.deep_copy()
+        accepted = all(matcher.try_consume_tokens([byte]) for byte in completion.encode())
+        assert accepted == (value in fit), value
