@@ -379,7 +379,8 @@ def split(inputs: list[Any], single: bool, key: str, null: bool) -> tuple[dict[i
         null: True if an invalid input is no error: it stays as it is, so that packing it gives a row of NaN.
 
     Raises:
-        InvalidArgument: an input is invalid, or has several texts and images, and ``null`` is False.
+        InvalidArgument: an input is invalid, or has several texts and images, and ``null`` is False or
+            the input is the whole request.
     """
     texts: dict[int, Any] = {}
     images: dict[int, NamedImage] = {}
@@ -392,7 +393,7 @@ def split(inputs: list[Any], single: bool, key: str, null: bool) -> tuple[dict[i
                                       allowed="one text or one image, which this model embeds",
                                       hint="Pass several inputs, or use a model such as Qwen3-VL-Embedding")
         except MpoolError:
-            if not null:
+            if single or not null:
                 raise
             if are_images(inputs):  # the model may have no encoder of texts
                 images[at] = NamedImage(one, name)

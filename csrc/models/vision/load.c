@@ -220,8 +220,8 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
     return values * (uint64_t)mp_dtype_get(mp_kv_dtype(compute == MP_COMPUTE_F32, in_bytes))->bytes;
 }
 
-/* Bytes that an engine needs for one image, the largest one by the model's settings if sizes vary: the scratch of the network, the resulting
- * rows, and the space of these rows in the KV cache. */
+/* Bytes that an engine needs for one image, the largest one by the model's settings if sizes vary: the scratch of the
+ * network, the resulting rows, and the space of these rows in the KV cache. */
 static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     const char *name;
     int64_t side, patch, merge, width, most, one = 1, limit = MP_VISION_MAX_PATCHES;

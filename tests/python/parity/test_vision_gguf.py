@@ -101,7 +101,7 @@ def test_a_downloaded_projector_of_no_use_leaves_the_text(tmp_path: Path, monkey
     found = Resolved("org/name", "gguf", str(tmp_path / "text.gguf"), "hub", projector=str(tmp_path / "mmproj.gguf"))
     projector(model, tmp_path / "mmproj.gguf")
     assert describe_resolved(found).capability == "vision"
-    projector(model, tmp_path / "mmproj.gguf", width=40)  # of another model
+    projector(model, tmp_path / "mmproj.gguf", width=40)  # another model has this width
     assert describe_resolved(found).capability == "text_to_text"
     with pytest.raises(errors.FormatError):
         describe_resolved(replace(found, key="gemma-3-4b-it"))
