@@ -88,6 +88,9 @@ _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
 #: Maximum number of schemas within each other that :func:`_text` enforces.
 _MAX_TEXT_DEPTH = 8
+#: Maximum number of properties of objects within arguments, and of schemas and values of texts, in one grammar: many
+#: references may lead to the same ones. Values beyond them may be any. llguidance has at most 65,535 symbols.
+_MAX_PROPERTIES, _MAX_TEXTS = 10_000, 30_000
 
 
 def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
@@ -269,11 +272,11 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
     """Return the rules ``calls``, ``rest`` (calls without the first marker) and ``named`` (calls from the first name
     on), and the rules they use. For Harmony, only the rule ``call``."""
     rules: list[str] = []
-    calls, names, left = [], [], [_MAX_QUOTED_PROPERTIES]
+    calls, names, left = [], [], [_MAX_PROPERTIES, _MAX_TEXTS]
     for at, function in enumerate(functions):
         before, after = format.around_arguments(function.name)
         if format.body in ("xml", "python", "quoted"):
-            inside = _tagged(at, format, function, rules) if format.body == "xml" else \
+            inside = _tagged(at, format, function, rules, left) if format.body == "xml" else \
                 _keywords(at, function, rules) if format.body == "python" else \
                 quoted_arguments(at, function, rules, left)
             calls.append(" ".join(filter(None, (_literal(before), inside, after and _literal(after)))))
@@ -382,8 +385,9 @@ def closed(function: Function) -> dict[str, Any]:
 
 # ---- arguments in tags -----------------------------------------------------------------------------------------------
 
-def _tagged(at: int, format: ToolFormat, function: Function, rules: list[str]) -> str:
-    """Return the rule for a function's arguments in tags, in the order of the schema; append its rules to ``rules``."""
+def _tagged(at: int, format: ToolFormat, function: Function, rules: list[str], left: list[int]) -> str:
+    """Return the rule for a function's arguments in tags, in the order of the schema; append its rules to ``rules``.
+    ``left``: as for :func:`quoted_arguments`."""
     schema, (before, middle, end) = function.parameters, format.tags
     properties = properties_of(schema)
     found = []
@@ -392,7 +396,7 @@ def _tagged(at: int, format: ToolFormat, function: Function, rules: list[str]) -
         rule = f"value_{at}_{number}"
         if values_of(value, schema).is_text:
             rules += [f"{rule}[lazy]: TEXT_{at}_{number}",
-                      f"TEXT_{at}_{number}: ({_text(value, schema)}) {_literal(end)}"]
+                      f"TEXT_{at}_{number}: ({_text(value, schema, left)}) {_literal(end)}"]
             body = rule
         else:
             rules.append(f"{rule}: %json {json_value(function, value)}")
@@ -445,9 +449,9 @@ def in_order(prefix: str, properties: Properties, marks: tuple[str, str], value:
 
 # ---- arguments of Gemma 4 --------------------------------------------------------------------------------------------
 
-#: Maximum number of schemas of a function that rules are made for, of schemas within each other, and of the properties
-#: of all objects within arguments. Values beyond them may be any.
-_MAX_QUOTED, _MAX_QUOTED_DEPTH, _MAX_QUOTED_PROPERTIES = 200, 64, 10_000
+#: Maximum number of schemas of a function that rules are made for, and of schemas within each other. Values beyond them
+#: may be any.
+_MAX_QUOTED, _MAX_QUOTED_DEPTH = 200, 64
 #: Keywords with which a schema allows the same values as its one required part; maximum number of such links followed.
 _LINKS, _MAX_LINKS = frozenset({"$ref", "allOf", "title", "description", "default", "examples"}), 8
 _MARK = json.dumps(quoted_calls.QUOTE)
@@ -461,7 +465,7 @@ _QUOTED = [f"any_value: {_MARK} any_text | any_plain | any_list | any_object",
 
 def quoted_arguments(at: int, function: Function, rules: list[str], left: list[int]) -> str:
     """Return the rule for a function's arguments as Gemma 4 writes them; append its rules to ``rules``. ``left``:
-    number of properties of objects within arguments that may be written."""
+    numbers of properties of objects within arguments, and of schemas and values of texts, that may be written."""
     rules += [] if _QUOTED[0] in rules else _QUOTED
     return _QuotedRules(at, function, rules, left).pairs(f"{at}", properties_of(function.parameters), 0)
 
@@ -505,7 +509,7 @@ class _QuotedRules:
         parts, options = required_parts(schema, root), options_of(schema)
         if allowed.is_text:
             self._rules += [f"{name}_text[lazy]: TEXT_{name.upper()}",
-                            f"TEXT_{name.upper()}: ({_text(schema, root)}) {_MARK}"]
+                            f"TEXT_{name.upper()}: ({_text(schema, root, self._left)}) {_MARK}"]
             return f"{_MARK} {name}_text" + ' | "null"' * ("null" in allowed.kinds)
         if listed is not None:
             return " | ".join(_literal(quoted_calls.write(value)) for value in listed)
@@ -532,20 +536,21 @@ class _QuotedRules:
         return "any_value"
 
 
-def _text(schema: Any, root: Any, depth: int = 0) -> str:
+def _text(schema: Any, root: Any, left: list[int], depth: int = 0) -> str:
     """Return a terminal for texts of a schema. It enforces the values, the length and the pattern, also those behind
-    references. ``root`` is the document of the references; schemas deeper than ``_MAX_TEXT_DEPTH`` allow any text."""
-    if not isinstance(schema, Mapping) or depth > _MAX_TEXT_DEPTH:
+    references. ``root`` is the document of the references; schemas deeper than ``_MAX_TEXT_DEPTH``, or beyond the
+    number of ``left``, allow any text."""
+    values = listed_values(schema) if isinstance(schema, Mapping) else None
+    left[1] -= 1 + len(values or ())
+    if not isinstance(schema, Mapping) or depth > _MAX_TEXT_DEPTH or left[1] < 0:
         return _ANY
-    parts = []
-    values, options = listed_values(schema), [option for option in options_of(schema)
-                                              if values_of(option, root).is_text]
+    parts, options = [], [option for option in options_of(schema) if values_of(option, root).is_text]
     if values is not None:
         parts.append("(" + " | ".join(_literal(value) for value in values if isinstance(value, str)) + ")")
     if options:
-        parts.append("(" + " | ".join(f"({_text(option, root, depth + 1)})" for option in options) + ")")
+        parts.append("(" + " | ".join(f"({_text(option, root, left, depth + 1)})" for option in options) + ")")
     for part in required_parts(schema, root):
-        text = _text(part, root, depth + 1)
+        text = _text(part, root, left, depth + 1)
         parts += [f"({text})"] * (text != _ANY)
     low, high = _whole(schema.get("minLength", 0)), _whole(schema.get("maxLength", ""))
     if low or high != "":

@@ -663,7 +663,7 @@ def test_size_of_gemma4_grammars(reference: dict[str, Any], fit: list[Any]) -> N
     """Many references to a schema with many properties do not multiply, and schemas are not followed without end.
     ``fit``: values of the last reference that the grammar accepts."""
     llguidance = pytest.importorskip("llguidance")
-    wide = {"type": "object", "properties": {f"n{i}": {"type": "integer"} for i in range(150)}}
+    wide = {"type": "object", "properties": {**{f"n{i}": True for i in range(149)}, "n149": {"type": "integer"}}}
     deep = {"type": "object", "allOf": [{"properties": {"next": {"$ref": "#/$defs/deep"}}},
                                         {"properties": {"next": {"description": "The next one."}}}]}
     whole = {"type": "object", "properties": {f"p{i}": dict(reference) for i in range(180)},
@@ -679,3 +679,14 @@ def test_size_of_gemma4_grammars(reference: dict[str, Any], fit: list[Any]) -> N
         matcher = start.deep_copy()
         accepted = all(matcher.try_consume_tokens([byte]) for byte in completion.encode())
         assert accepted == (value in fit), value
+
+
+@pytest.mark.parametrize("format", [tool_formats.GEMMA4, tool_formats.QWEN3_CODER], ids=lambda format: format.name)
+def test_size_of_grammars_of_texts(format: tool_formats.ToolFormat) -> None:
+    """Schemas of texts that refer to each other several times do not multiply."""
+    defs: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"} for _ in range(14)]} for i in range(4)}
+    whole = {"type": "object", "properties": {"p": {"$ref": "#/$defs/a0"}},
+             "$defs": {**defs, "a4": {"type": "string", "maxLength": 5}}}
+    made = tool_grammar.build_grammar(format, [tool_formats.Function("f", whole)], forced=True, single=True,
+                                      splitter=None)
+    assert len(made.lark) < 400_000
