@@ -94,24 +94,30 @@ def encoder_operations(rows: int, layers: int, width: int, feed: int) -> float:
     return 2.0 * layers * rows * (4 * width * width + 2 * width * feed + 2 * rows * width)
 
 
-def gemma3_text(path: str, vocabulary: str) -> float:
-    """Write the decoder of Gemma-3-4B."""
-    layers, width, heads, kv_heads, head = 34, 2560, 8, 4, 256
-    marks = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
-    out = Writer(path, vocabulary, "gemma3", 262_208, 1, special=marks, template=TEMPLATE.replace("MARK", marks[0]))
-    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=10_240, attention__head_count=heads,
-              attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head,
-              attention__sliding_window=1024)
-    out.embeddings("Q6_K", 262_208, width)
+def write_text(out: Writer, words: int, layers: int, width: int, feed: int, heads: int, kv_heads: int, head: int,
+               norms: tuple[str, ...] = ("attn_norm", "ffn_norm")) -> float:
+    """Write the sizes and the layers of a decoder whose heads have norms. ``norms``: those of a layer."""
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=feed, attention__head_count=heads,
+              attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head)
+    out.embeddings("Q6_K", words, width)
     out.vector("output_norm.weight", width)
     for layer in range(layers):
         at, six = f"blk.{layer}.", layer_types(layer, layers)
-        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+        for name in norms:
             out.vector(f"{at}{name}.weight", width)
         attention(out, at, six, width, heads, kv_heads, head, norms=True)
-        feed_forward(out, at, six, width, 10_240)
+        feed_forward(out, at, six, width, feed)
     out.close()
     return out.read
+
+
+def gemma3_text(path: str, vocabulary: str) -> float:
+    """Write the decoder of Gemma-3-4B."""
+    marks = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
+    out = Writer(path, vocabulary, "gemma3", 262_208, 1, special=marks, template=TEMPLATE.replace("MARK", marks[0]))
+    out.sizes(attention__sliding_window=1024)
+    return write_text(out, 262_208, layers=34, width=2560, feed=10_240, heads=8, kv_heads=4, head=256,
+                      norms=("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"))
 
 
 def gemma3_projector(path: str) -> None:
@@ -132,24 +138,12 @@ def gemma3_projector(path: str) -> None:
 
 def qwen3_vl_text(path: str, vocabulary: str) -> float:
     """Write the decoder of Qwen3-VL-2B."""
-    layers, width, heads, kv_heads, head = 28, 2048, 16, 8, 128
     marks = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
     out = Writer(path, vocabulary, "qwen3vl", 151_936, 1, special=marks,
                  template=TEMPLATE.replace("MARK", "".join(marks)))
-    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=6144, attention__head_count=heads,
-              attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head,
-              n_deepstack_layers=3)
+    out.sizes(n_deepstack_layers=3)
     out.gguf.add_array("qwen3vl.rope.dimension_sections", [24, 20, 20, 0])
-    out.embeddings("Q6_K", 151_936, width)
-    out.vector("output_norm.weight", width)
-    for layer in range(layers):
-        at, six = f"blk.{layer}.", layer_types(layer, layers)
-        for name in ("attn_norm", "ffn_norm"):
-            out.vector(f"{at}{name}.weight", width)
-        attention(out, at, six, width, heads, kv_heads, head, norms=True)
-        feed_forward(out, at, six, width, 6144)
-    out.close()
-    return out.read
+    return write_text(out, 151_936, layers=28, width=2048, feed=6144, heads=16, kv_heads=8, head=128)
 
 
 def qwen3_vl_projector(path: str) -> None:

@@ -127,4 +127,4 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_task({"measure": measure, "prepare": lambda task: {}})
+    run_task({"measure": measure})

@@ -115,8 +115,8 @@ def parse(text: str) -> dict[str, Any]:
     return found
 
 
-class _Reader:
-    """Reads literals. ``at``: index of the next character."""
+class Cursor:
+    """A place in a text. ``at``: index of the next character."""
 
     def __init__(self, text: str) -> None:
         self._text, self.at = text, 0
@@ -124,12 +124,16 @@ class _Reader:
     def fail(self) -> NoReturn:
         raise ValueError(self._text[self.at:self.at + 20])
 
-    def skips(self, char: str) -> bool:
-        """Skip blanks, then this character if it follows. Returns True if it does."""
+    def skips(self, words: str) -> bool:
+        """Skip blanks, then these characters if they follow. Returns True if they do."""
         self.at = _BLANK.match(self._text, self.at).end()  # type: ignore[union-attr]
-        found = self._text.startswith(char, self.at)
-        self.at += found
+        found = self._text.startswith(words, self.at)
+        self.at += len(words) * found
         return found
+
+
+class _Reader(Cursor):
+    """Reads literals."""
 
     def separated(self, end: str) -> None:
         """Skip the comma after an item, which may be missing before ``end``."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from .python_calls import NUMBER, WORDS, number_of
+from .python_calls import NUMBER, WORDS, Cursor, number_of
 
 #: Mark before and after a string.
 QUOTE = '<|"|>'
 #: Maximum number of lists and objects within each other.
 _MAX_DEPTH = 64
-_BLANK = re.compile(r"\s*")
 _KEY = re.compile(r"\s*([^\s:,{}\[\]<][^:,{}\[\]<]{0,255}?)\s*:")
 _STOP = re.compile(r"[\[\]{}]|" + re.escape(QUOTE))
 _WORD = re.compile(r"\w+")
@@ -67,25 +66,12 @@ def parse(text: str) -> dict[str, Any]:
     return found
 
 
-class _Reader:
-    """Reads values. ``at``: index of the next character."""
-
-    def __init__(self, text: str) -> None:
-        self._text, self.at = text, 0
-
-    def fail(self) -> NoReturn:
-        raise ValueError(self._text[self.at:self.at + 20])
-
-    def _skips(self, words: str) -> bool:
-        """Skip blanks, then these characters if they follow. Returns True if they do."""
-        self.at = _BLANK.match(self._text, self.at).end()  # type: ignore[union-attr]
-        found = self._text.startswith(words, self.at)
-        self.at += len(words) * found
-        return found
+class _Reader(Cursor):
+    """Reads values."""
 
     def _separated(self, end: str) -> None:
         """Skip the comma after an item, which may be missing before ``end``."""
-        if not self._skips(",") and not self._text.startswith(end, self.at):
+        if not self.skips(",") and not self._text.startswith(end, self.at):
             self.fail()
 
     def _string(self) -> str:
@@ -97,9 +83,9 @@ class _Reader:
         return found
 
     def _key(self) -> str:
-        if self._skips(QUOTE):
+        if self.skips(QUOTE):
             found = self._string()
-            if not self._skips(":"):
+            if not self.skips(":"):
                 self.fail()
             return found
         key = _KEY.match(self._text, self.at)
@@ -111,7 +97,7 @@ class _Reader:
     def object(self, depth: int) -> dict[str, Any]:
         """Return the object whose opening bracket was read."""
         found: dict[str, Any] = {}
-        while not self._skips("}"):
+        while not self.skips("}"):
             key = self._key()
             if key in found:
                 self.fail()
@@ -122,13 +108,13 @@ class _Reader:
     def _value(self, depth: int) -> Any:
         if depth > _MAX_DEPTH:
             self.fail()
-        if self._skips(QUOTE):
+        if self.skips(QUOTE):
             return self._string()
-        if self._skips("{"):
+        if self.skips("{"):
             return self.object(depth)
-        if self._skips("["):
+        if self.skips("["):
             found = []
-            while not self._skips("]"):
+            while not self.skips("]"):
                 found.append(self._value(depth + 1))
                 self._separated("]")
             return found
