@@ -28,6 +28,9 @@
 #include "base/platform.h"
 #include "base/sanitize.h"
 
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #if MP_LINUX
 #include <limits.h>
 #include <linux/futex.h>
@@ -361,6 +364,21 @@ static bool real_set_affinity(const mp_cpu_set *cpus) {
 #endif
 }
 
+static bool real_get_number(const char *name, int64_t *value) {
+#if defined(__APPLE__)
+    union { int32_t narrow; int64_t wide; } found = {0};
+    size_t size = sizeof(found);
+    if (sysctlbyname(name, &found, &size, NULL, 0) != 0 || (size != sizeof(found.narrow) && size != sizeof(found.wide)))
+        return false;
+    *value = size == sizeof(found.wide) ? found.wide : found.narrow;
+    return true;
+#else
+    (void)name, (void)value;
+    return false;
+#endif
+}
+
+bool mp_sys_get_number(const char *name, int64_t *value) { return SYS(get_number)(name, value); }
 bool mp_sys_get_affinity(mp_cpu_set *cpus) { return SYS(get_affinity)(cpus); }
 bool mp_sys_set_affinity(const mp_cpu_set *cpus) { return SYS(set_affinity)(cpus); }
 
@@ -709,11 +727,12 @@ static void real_point(void) {}
         .mutex_init = real_mutex_init, .mutex_deinit = real_mutex_deinit,                                           \
         .cond_init = real_cond_init, .cond_deinit = real_cond_deinit,                                               \
         .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .get_affinity = real_get_affinity,   \
-        .set_affinity = real_set_affinity, .prefer_node = real_prefer_node, .open = real_open, .pread = real_pread, \
-        .fallocate = real_fallocate, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait,       \
-        .cond_wake = real_cond_wake, .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock,              \
-        .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns,            \
-        .mincore = real_mincore, .self = real_self                                                                  \
+        .set_affinity = real_set_affinity, .get_number = real_get_number, .prefer_node = real_prefer_node,          \
+        .open = real_open, .pread = real_pread, .fallocate = real_fallocate, .mmap = real_mmap,                     \
+        .madvise = real_madvise, .cond_wait = real_cond_wait, .cond_wake = real_cond_wake,                          \
+        .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock, .thread_join = real_thread_join,          \
+        .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns, .mincore = real_mincore,                    \
+        .self = real_self                                                                                           \
     }
 
 const mp_sys_calls mp_sys_real = REAL_CALLS;

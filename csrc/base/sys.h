@@ -86,7 +86,7 @@ void mp_thread_counts(uint64_t *created, uint64_t *joined);
  * the hooks. */
 mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*child)(void), mp_error *error);
 
-/* --- CPUs and memory nodes; base/topology.h lists the CPUs of each node --- */
+/* --- CPUs and memory nodes; base/topology.h lists the CPUs of each node and core --- */
 enum { MP_CPUS_MAX = 1024 };
 typedef struct mp_cpu_set { uint64_t words[MP_CPUS_MAX / 64]; } mp_cpu_set; /* CPU i: bit i % 64 of word i / 64 */
 /* Get the CPUs that the calling thread may use, of CPUs 0 to MP_CPUS_MAX - 1. Returns false where the system does not
@@ -95,6 +95,9 @@ bool mp_sys_get_affinity(mp_cpu_set *cpus);
 /* Bind the calling thread to these CPUs. Returns false when the system refuses; the thread's CPUs are then
  * unchanged. */
 bool mp_sys_set_affinity(const mp_cpu_set *cpus);
+/* Get a number that the system reports under this name, such as "hw.nperflevels" of macOS (sysctl). Returns false where
+ * the system has no such names, or not this one. */
+bool mp_sys_get_number(const char *name, int64_t *value);
 /* Prefer this memory node (the system's number) for pages of an mp_sys_alloc block that are touched from now on. Best
  * effort. No effect on blocks below 256 KiB, which share pages with other blocks. */
 void mp_sys_prefer_node(void *memory, size_t bytes, int node);
@@ -179,6 +182,7 @@ typedef struct mp_sys_calls {
     void (*point)(void);
     bool (*get_affinity)(mp_cpu_set *cpus);
     bool (*set_affinity)(const mp_cpu_set *cpus);
+    bool (*get_number)(const char *name, int64_t *value);
     void (*prefer_node)(void *memory, size_t bytes, int node);
     int (*open)(const char *path, int flags);
     int64_t (*pread)(int fd, void *to, size_t bytes, int64_t offset);

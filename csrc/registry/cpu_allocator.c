@@ -30,7 +30,7 @@ struct mp_cpu_allocator {
     int threads;
     bool process_wide;
     mp_topology topology;
-    int capacity[MP_NODES_MAX]; /* CPUs of each node; their sum is at least `threads` */
+    int capacity[MP_NODES_MAX]; /* cores or CPUs of each node (share_out); their sum is at least `threads` */
     _Atomic int references; /* one per pin, and one for all users together */
     mp_mutex lock;
     /* guarded by: lock */
@@ -59,18 +59,23 @@ struct mp_cpu_allocator {
 
 static mp_shared_slot process_allocator;
 
-static int default_threads(void) {
-    int64_t asked = mp_options_get()->threads;
-    return asked > 0 ? (int)asked : mp_cpu_threads();
+static int capacities(mp_cpu_allocator *allocator, bool of_cores) {
+    int total = 0;
+    for (int i = 0; i < allocator->topology.node_count; i++) {
+        const mp_node *node = &allocator->topology.nodes[i];
+        total += allocator->capacity[i] = of_cores ? node->core_count : node->cpu_count;
+    }
+    return total;
 }
 
-/* Sets the capacity of each node to its CPUs. If more compute threads than CPUs are configured, spreads the rest over
- * the nodes. */
+/* Sets the capacity of each node to its cores, so that no core gets two threads while another one has none. If more
+ * compute threads than cores are configured, sets it to the CPUs of the node, and spreads threads beyond that over the
+ * nodes. */
 static void share_out(mp_cpu_allocator *allocator) {
-    int nodes = allocator->topology.node_count, total = 0;
-    for (int i = 0; i < nodes; i++)
-        total += allocator->capacity[i] = allocator->topology.nodes[i].cpu_count;
-    for (int i = 0; total < allocator->threads; i = (i + 1) % nodes, total++)
+    int total = capacities(allocator, true);
+    if (total < allocator->threads)
+        total = capacities(allocator, false);
+    for (int i = 0; total < allocator->threads; i = (i + 1) % allocator->topology.node_count, total++)
         allocator->capacity[i]++;
 }
 
@@ -99,7 +104,7 @@ mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_
         mp_free(allocator);
         return status;
     }
-    allocator->threads = threads ? threads : default_threads();
+    allocator->threads = threads ? threads : mp_topology_threads(&allocator->topology, NULL);
     if (allocator->threads > MAX)
         allocator->threads = MAX;
     share_out(allocator);
