@@ -60,7 +60,8 @@ static bool read_siblings(const char *root, int cpu, mp_cpu_set *siblings) {
     return false;
 }
 
-/* Group the CPUs of `usable` into cores. A CPU joins the core of an earlier one if both have the same list. */
+/* Group the CPUs of `usable` into cores. A CPU joins the core of an earlier one if both have the same list. CPUs that
+ * are offline are not usable: the affinity of a thread never contains them. */
 static void read_cores(reading *r, const mp_cpu_set *usable, mp_cores *cores) {
     for (int cpu = mp_cpu_set_next(usable, 0); cpu >= 0; cpu = mp_cpu_set_next(usable, cpu + 1)) {
         mp_cpu_set own, other;
@@ -235,16 +236,9 @@ static void clear(mp_cores *cores) {
 }
 
 void mp_cores_read(const char *root, const mp_cpu_set *allowed, mp_cores *cores) {
-    static const char *const online_file = "/sys/devices/system/cpu/online";
-    char path[PATH_BYTES];
-    mp_cpu_set online, usable = *allowed;
     reading r = {.root = root};
     clear(cores);
-    if (snprintf(path, sizeof(path), "%s%s", root, online_file) < (int)sizeof(path) && mp_cpu_set_read(path, &online)) {
-        mp_cpu_set both = mp_cpu_set_common(allowed, &online);
-        usable = mp_cpu_set_count(&both) ? both : *allowed;
-    }
-    read_cores(&r, &usable, cores);
+    read_cores(&r, allowed, cores);
     if (!r.count)
         return;
     cores->package_count = count_packages(&r);

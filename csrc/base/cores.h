@@ -70,7 +70,7 @@ typedef struct mp_cores {
     mp_core_cpu cpus[MP_CPUS_MAX];              /* index: number of the CPU */
 } mp_cores;
 
-/* Read the cores with CPUs in `allowed` that are online, below the folder `root`: "" except in tests. */
+/* Read the cores of the CPUs in `allowed`, below the folder `root`: "" except in tests. */
 void mp_cores_read(const char *root, const mp_cpu_set *allowed, mp_cores *cores);
 /* Read the cores of a system whose CPUs have no numbers. `number`: mp_sys_get_number except in tests. */
 void mp_cores_read_levels(bool (*number)(const char *name, int64_t *value), mp_cores *cores);

@@ -78,6 +78,13 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
 void mp_thread_join(mp_thread *thread); /* does nothing if the thread never started */
 /* Detach a thread that may never return, instead of joining it. mp_thread_counts counts it as joined. */
 void mp_thread_detach(mp_thread *thread);
+/* Threads that the calling thread starts from now on run in the background, or not (the default): other programs go
+ * first. Returns the previous setting. Threads that a background thread starts run in the background too, and so do its
+ * child processes on Linux. There, background means the policy SCHED_BATCH and a nice value that is 10 higher: a thread
+ * gets a tenth of a CPU that another program wants, and never preempts another thread when it wakes. SCHED_IDLE would
+ * leave it almost nothing, and all threads of a parallel region wait for the slowest one. On macOS, background means the
+ * QoS class utility. Best effort: where the system refuses, the thread runs as usual. */
+bool mp_thread_start_in_background(bool background);
 /* Threads created and joined since the process began; equal after a clean shutdown. */
 void mp_thread_counts(uint64_t *created, uint64_t *joined);
 

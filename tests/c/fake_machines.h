@@ -134,8 +134,6 @@ static inline const char *fake_make(const fake_machine *machine, int *cpus) {
         fake_put(root, "sys/devices/cpu_core/cpus", kinds[0]);
     if (*kinds[1])
         fake_put(root, "sys/devices/cpu_atom/cpus", kinds[1]);
-    snprintf(text, sizeof(text), "0-%d\n", *cpus - 1);
-    fake_put(root, "sys/devices/system/cpu/online", text);
     return root;
 }
 
