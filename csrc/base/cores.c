@@ -198,8 +198,8 @@ static void finish(mp_cores *cores) {
             cores->cpus[cpu].group = position[cores->cpus[cpu].group];
 }
 
-/* Put the cores into classes. Cores of one kind are in one class if no two neighbours in the order of speed differ much.
- * So the ranks that firmware gives to equal cores do not make classes, as long as they fall in small steps. */
+/* Put the cores into classes. Cores of one kind are in one class if no two neighbours in the order of speed differ
+ * much. So the ranks that firmware gives to equal cores do not make classes, as long as they fall in small steps. */
 static void make_classes(reading *r, mp_cores *cores) {
     bool done[MP_CPUS_MAX] = {false};
     const found_core *before = NULL;
@@ -207,7 +207,9 @@ static void make_classes(reading *r, mp_cores *cores) {
         found_core *next = NULL; /* by kind, then the fastest */
         for (int i = 0; i < r->count; i++) {
             found_core *core = &r->cores[i];
-            if (!done[i] && (!next || core->kind < next->kind || (core->kind == next->kind && core->speed > next->speed)))
+            if (done[i])
+                continue;
+            if (!next || core->kind < next->kind || (core->kind == next->kind && core->speed > next->speed))
                 next = core;
         }
         done[next - r->cores] = true;

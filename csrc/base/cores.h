@@ -1,8 +1,8 @@
 /* cores.h: the cores of this process, the CPUs of each, and how fast each is.
  *
  * A CPU is a hardware thread, numbered by the system; the CPUs of one core (siblings) share its arithmetic units. Cores
- * of one machine may differ: fast and slow cores of laptops, and slower ones still on a low-power island. Cores of about
- * the same speed form a class.
+ * of one machine may differ: fast and slow cores of laptops, and slower ones still on a low-power island. Cores of
+ * about the same speed form a class.
  *
  * Linux: siblings come from /sys/devices/system/cpu/cpuN/topology. Kinds of cores come from /sys/devices/cpu_core,
  * cpu_atom and cpu_lowpower (Intel). Speeds come from the first of these sources that has a plausible number for every
@@ -16,12 +16,12 @@
  * highest_perf of a machine with kinds count only if they differ between cores: on x86-64, cpu_capacity is 1,024 for
  * all cores of many unequal machines. macOS: counts of cores come from hw.perflevelN; CPUs have no numbers there.
  *
- * Numbers are never trusted alone. A list of siblings counts only if each CPU of it has the same list. A source with one
- * number that is missing, malformed, out of range, or less than a tenth of another one is ignored. Without any source,
- * all cores have the same speed.
+ * Numbers are never trusted alone. A list of siblings counts only if each CPU of it has the same list. A source with
+ * one number that is missing, malformed, out of range, or less than a tenth of another one is ignored. Without any
+ * source, all cores have the same speed.
  *
- * Speeds are guesses from clock rates, for decisions before anything has been measured. Measured speeds should replace
- * them. */
+ * Speeds are estimates from clock rates, for decisions before anything has been measured. Measured speeds should
+ * replace them. */
 #ifndef MP_BASE_CORES_H
 #define MP_BASE_CORES_H
 
@@ -51,14 +51,14 @@ typedef struct mp_core_class {
     int core_count;
     mp_cpu_set cpus; /* CPUs of these cores, siblings included; empty where CPUs have no numbers */
     int cpu_count;
-    float speed; /* of the fastest core of the class; 1.0 = the fastest core of the process */
+    float speed; /* speed of the fastest core of the class; 1.0 = the fastest core of the process */
     bool used;   /* each core gets a compute thread by default */
 } mp_core_class;
 
 typedef struct mp_core_cpu {
-    int16_t core;  /* number of the core, from 0 on in the order of its first CPU; -1: the process may not use the CPU */
+    int16_t core;  /* number of the core, from 0 on by its first CPU; -1: the process may not use the CPU */
     int16_t group; /* index in mp_cores.classes */
-    float speed;   /* of the core; 1.0 = the fastest core of the process; 1.0 for a CPU that the process may not use */
+    float speed;   /* 1.0 = the fastest core of the process; also 1.0 if the process may not use the CPU */
 } mp_core_cpu;
 
 typedef struct mp_cores {

@@ -81,9 +81,9 @@ void mp_thread_detach(mp_thread *thread);
 /* Threads that the calling thread starts from now on run in the background, or not (the default): other programs go
  * first. Returns the previous setting. Threads that a background thread starts run in the background too, and so do its
  * child processes on Linux. There, background means the policy SCHED_BATCH and a nice value that is 10 higher: a thread
- * gets a tenth of a CPU that another program wants, and never preempts another thread when it wakes. SCHED_IDLE would
- * leave it almost nothing, and all threads of a parallel region wait for the slowest one. On macOS, background means the
- * QoS class utility. Best effort: where the system refuses, the thread runs as usual. */
+ * gets about a tenth of a CPU that another program wants, and never preempts another thread when it wakes. SCHED_IDLE
+ * would leave it almost nothing, and all threads of a parallel region wait for the slowest one. On macOS, background
+ * means the QoS class utility. Best effort: where the system refuses, the thread runs as usual. */
 bool mp_thread_start_in_background(bool background);
 /* Threads created and joined since the process began; equal after a clean shutdown. */
 void mp_thread_counts(uint64_t *created, uint64_t *joined);

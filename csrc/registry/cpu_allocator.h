@@ -20,8 +20,8 @@
 typedef struct mp_cpu_allocator mp_cpu_allocator;
 
 /* Opens the process's allocator (`threads` 0), or a private allocator with `threads` threads. `background`
- * (mp_thread_start_in_background): always a private allocator, because other pools use the threads of the process's one,
- * and a thread cannot leave the background again without privileges. Its number of threads is `threads`, or the
+ * (mp_thread_start_in_background): always a private allocator, because other pools use the threads of the process's
+ * one, and a thread cannot leave the background again without privileges. Its number of threads is `threads`, or the
  * process's one (mp_topology_threads). Starts no thread before the first lease of more than one CPU. */
 mp_status mp_cpu_allocator_open(int threads, bool background, mp_cpu_allocator **allocator, mp_error *error);
 /* Opens a private allocator on the given machine, for tests. */

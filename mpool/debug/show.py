@@ -265,8 +265,8 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
 
 
 #: The reason for the number of compute threads in words.
-_THREADS_FROM = {"MPOOL_THREADS": "MPOOL_THREADS", "cores": "one per core", "quota": "the CPU quota of the control group",
-                 "cpus": "one per CPU"}
+_THREADS_FROM = {"MPOOL_THREADS": "MPOOL_THREADS", "cores": "one per core", "cpus": "one per CPU",
+                 "quota": "the CPU quota of the control group"}
 
 
 def _core_lines(found: dict[str, Any]) -> Iterable[str]:

@@ -26,20 +26,23 @@ typedef struct fake_machine {
 } fake_machine;
 
 /* Sources (read on 2026-11-30):
- *   siblings     i7-13700H: latencies in github.com/nviennot/core-to-core-latency issue 130; i5-1240P likewise ("0 8" in
- *                sbc-bench.sh of github.com/ThomasKaiser/sbc-bench: fast cores from CPU 0, slow ones from CPU 8).
- *                155H: core-to-core-latency issue 142, whose numbers begin at 1. 7840U: github.com/mengmeet/PowerControl
- *                issue 27. HX 370: CPUs 0-3,12-15 are Zen 5, 4-11,16-23 Zen 5c (several repositories).
+ *   siblings     i7-13700H: latencies in github.com/nviennot/core-to-core-latency issue 130; i5-1240P likewise ("0 8"
+ *                in sbc-bench.sh of github.com/ThomasKaiser/sbc-bench: fast cores from CPU 0, slow ones from CPU 8).
+ *                155H: core-to-core-latency issue 142, whose numbers begin at 1. 7840U: issue 27 of
+ *                github.com/mengmeet/PowerControl. HX 370: CPUs 0-3,12-15 are Zen 5, 4-11,16-23 Zen 5c (several
+ *                repositories).
  *   clocks       258V, N100, Raspberry Pi 5, X1E001DE: "CPU sysfs topology" in sbc-bench's results
- *                (Khadas-Mind-2-AI-Maker-Kit.md, 4vxM.txt, 1ULtUe.txt, 8SWL.txt). 8840U, the same chip as 7840U: lscpu in
- *                github.com/amkillam/ryzen_smu issue 28. i5-1240P, i7-13700H: ark.intel.com. 155H: ark.intel.com; two of
- *                its fast cores reach 4.8 GHz, the others 4.5 (chipsandcheese.com, "AMD's Strix Point", 2024-08-10).
- *                Which two is an assumption. HX 370: 5.16 and 3.30 GHz (same page; github.com/open-mpi/hwloc issue 690).
+ *                (Khadas-Mind-2-AI-Maker-Kit.md, 4vxM.txt, 1ULtUe.txt, 8SWL.txt). 8840U, the same chip as 7840U: lscpu
+ *                in github.com/amkillam/ryzen_smu issue 28. i5-1240P, i7-13700H: ark.intel.com. 155H: ark.intel.com;
+ *                two of its fast cores reach 4.8 GHz, the others 4.5 (chipsandcheese.com, "AMD's Strix Point",
+ *                2024-08-10). Which two is an assumption. HX 370: 5.16 and 3.30 GHz (same page;
+ *                github.com/open-mpi/hwloc issue 690).
  *   cpu_capacity 1,024 for all CPUs of a machine whose two clusters differ by 1.57 (notes of a benchmark on Zen 5 and
- *                5c). Graviton and Raspberry Pi: equal cores have 1,024, the largest value (Documentation/ABI of Linux).
+ *                5c). Graviton and Raspberry Pi: equal cores have 1,024, the largest value (Documentation/ABI of
+ *                Linux).
  *   highest_perf clock divided by 78,741, 80,000 or 86,957 kHz for fast cores (HYBRID_SCALING_FACTOR, _MTL, _LNL in
  *                Linux's intel_pstate.c), by 100,000 kHz for slow ones.
- *   Graviton 3   one thread per core: cpus.go of github.com/intel/PerfSpect; 64 CPUs, as an instance c7g.16xlarge has. */
+ *   Graviton 3   one thread per core: cpus.go of github.com/intel/PerfSpect; 64 CPUs, as an instance c7g.16xlarge. */
 static const fake_machine FAKE_MACHINES[] = {
     {"Core i5-1240P",
      {{0, 4, 2, 1, "cpu_core", 0, 56, 4400000}, {8, 8, 1, 0, "cpu_atom", 0, 33, 3300000}},

@@ -97,23 +97,34 @@ typedef struct fault {
     const char *file, *text, *expected;
 } fault;
 
+static void replace(const char *root, int cpu, const char *file, const char *text) {
+    char path[256];
+    snprintf(path, sizeof(path), "%s/sys/devices/system/cpu/cpu%d/%s", root, cpu, file);
+    if (text)
+        fake_put_cpu(root, cpu, file, text);
+    else
+        MP_CHECK_INT(unlink(path), 0);
+}
+
+/* Makes one machine, and applies and takes back one fault after another. */
 static void check_faults(const char *name, const fault *faults, size_t n) {
+    int count;
+    const char *root = fake_make(machine(name), &count);
     for (size_t i = 0; i < n; i++) {
-        int count;
-        const char *root = fake_make(machine(name), &count);
-        for (int cpu = 0; cpu < count; cpu++) {
+        static char before[64][64];
+        const int first = faults[i].cpu < 0 ? 0 : faults[i].cpu, last = faults[i].cpu < 0 ? count - 1 : first;
+        for (int cpu = first; cpu <= last; cpu++) {
             char path[256];
-            if (faults[i].cpu >= 0 && cpu != faults[i].cpu)
-                continue;
             snprintf(path, sizeof(path), "%s/sys/devices/system/cpu/cpu%d/%s", root, cpu, faults[i].file);
-            if (faults[i].text)
-                fake_put_cpu(root, cpu, faults[i].file, faults[i].text);
-            else
-                MP_CHECK_INT(unlink(path), 0);
+            MP_CHECK(mp_sys_read_text(path, before[cpu], sizeof(before[cpu])));
+            replace(root, cpu, faults[i].file, faults[i].text);
         }
         MP_CHECK_STR(read_cores(root, first_cpus(count)), faults[i].expected);
-        fake_clear(root);
+        for (int cpu = first; cpu <= last; cpu++)
+            replace(root, cpu, faults[i].file, before[cpu]);
     }
+    MP_CHECK_STR(read_cores(root, first_cpus(count)), machine(name)->expected);
+    fake_clear(root);
 }
 
 #define CHECK_FAULTS(name, faults) check_faults(name, faults, sizeof(faults) / sizeof(*(faults)))
@@ -149,7 +160,6 @@ MP_TEST(base_cores_implausible_numbers) {
         {-1, "topology/physical_package_id", "-1\n", "cpuinfo_max_freq: 4/4 at 100; 4 of 4"},
     };
     CHECK_FAULTS("Raspberry Pi 5", clocks);
-    MP_CHECK_INT(cores.package_count, 1);
 }
 
 MP_TEST(base_cores_implausible_siblings) {
@@ -159,7 +169,8 @@ MP_TEST(base_cores_implausible_siblings) {
         {0, "topology/core_cpus_list", "0-15\n", "cpuinfo_max_freq: 8/16 at 100; 8 of 8"}, /* more than 8 siblings */
         {0, "topology/core_cpus_list", "0\n", "cpuinfo_max_freq: 9/16 at 100; 9 of 9"}, /* CPU 8 says 0,8 */
         {8, "topology/core_cpus_list", "0,8-9\n", "cpuinfo_max_freq: 9/16 at 100; 9 of 9"},
-        {-1, "topology/core_cpus_list", "0-7\n", "cpuinfo_max_freq: 9/16 at 100; 9 of 9"}, /* 8 to 15 use the other file */
+        /* CPUs 8 to 15 use the older file */
+        {-1, "topology/core_cpus_list", "0-7\n", "cpuinfo_max_freq: 9/16 at 100; 9 of 9"},
     };
     CHECK_FAULTS("Ryzen 7 7840U", lists);
     int count;
@@ -210,12 +221,12 @@ MP_TEST(base_cores_of_some_cpus) {
     MP_CHECK_STR(read_cores(root, some), "highest_perf: 6/6 at 100, 4/4 at 63, 1/1 at 42 unused; 10 of 11");
     MP_CHECK_INT(cores.cpus[1].core, -1);
     some = (mp_cpu_set){0};
-    for (int cpu = 20; cpu < 30; cpu++) /* the island alone, and CPUs that the machine does not have */
+    for (int cpu = 20; cpu < 22; cpu++) /* the island alone */
         mp_cpu_set_add(&some, cpu);
     MP_CHECK_STR(read_cores(root, some), "cpuinfo_max_freq: 2/2 at 100; 2 of 2");
     fake_clear(root);
     root = fake_make(machine("Ryzen 7 7840U"), &count);
-    for (int cpu = 0; cpu < 8; cpu++) { /* CPUs 8 to 15 are offline: Linux removes their files, and lists them nowhere */
+    for (int cpu = 0; cpu < 8; cpu++) { /* CPUs 8 to 15 are offline: Linux removes their files and lists them nowhere */
         char own[8], command[256];
         snprintf(own, sizeof(own), "%d\n", cpu);
         fake_put_cpu(root, cpu, "topology/core_cpus_list", own);
@@ -231,7 +242,8 @@ MP_TEST(base_cores_of_some_cpus) {
 /* AMD ranks equal cores by highest_perf, in steps of 5 (github.com/open-mpi/hwloc issue 690): no classes. Nine speeds
  * that do differ: the slowest two share a class. */
 MP_TEST(base_cores_ranks_and_many_classes) {
-    fake_machine ranks = {"ranks", {{0, 15, 1, 0, NULL, 0, 1, 0}}, ""}, many = {"many", {{0, 9, 1, 0, NULL, 1, 0, 0}}, ""};
+    fake_machine ranks = {"ranks", {{0, 15, 1, 0, NULL, 0, 1, 0}}, ""};
+    fake_machine many = {"many", {{0, 9, 1, 0, NULL, 1, 0, 0}}, ""};
     int count, capacity = 1024;
     const char *root = fake_make(&ranks, &count);
     for (int cpu = 0; cpu < count; cpu++)

@@ -149,8 +149,8 @@ MP_TEST(registry_nodes_always_balance) {
     }
 }
 
-/* A node lends as many CPUs as it has cores, so that two nodes share eight threads even if one has eight CPUs. With more
- * threads than cores, it lends all of its CPUs. By default there is one thread per core. */
+/* A node lends as many CPUs as it has cores, so that two nodes share eight threads even if one has eight CPUs. With
+ * more threads than cores, it lends all of its CPUs. By default there is one thread per core. */
 MP_TEST(registry_nodes_lend_one_cpu_per_core) {
     static const int rows[][2] = {{1, 4}, {8, 4}, {9, 8}, {16, 8}, {20, 10}}; /* threads, CPUs of each node */
     mp_topology topology = {.node_count = 2};

@@ -160,8 +160,9 @@ def config(**changes: Any) -> dict[str, Any]:
 def test_lines_of_a_configuration() -> None:
     """One node is not worth a line; kernels are listed by variant."""
     assert list(_lines(config())) == [
-        "mpool 1.2.3, built with gcc 13", "CPU       A CPU", "features  avx2 fma; in use: avx2", "threads   8: one per core",
-        "cores     4 with 8 CPUs", "memory    16,000 MB available to this process", "BLAS      Haswell", "kernels   avx2: dot, axpy",
+        "mpool 1.2.3, built with gcc 13", "CPU       A CPU", "features  avx2 fma; in use: avx2",
+        "threads   8: one per core", "cores     4 with 8 CPUs", "memory    16,000 MB available to this process",
+        "BLAS      Haswell", "kernels   avx2: dot, axpy",
         "kernels   plain: norm", "option    MPOOL_A=1", "store     a: 1,000, 2 MiB, --max-a", "store     b: MPOOL_B",
         "versions  python 3.11, numpy 2.0"]
 
@@ -170,9 +171,10 @@ def test_lines_of_classes_of_cores() -> None:
     """Each class has a line with its CPUs and speed. Unused classes say so, if cores decide the number of threads."""
     cores = {"packages": 1, "source": "highest_perf", "classes": [FAST, SLOW, ISLAND]}
     shown = [line.split(None, 1)[1] for line in _lines(config(cores=cores)) if line.startswith("cores")]
-    assert shown == ["4 with 8 CPUs (0-7), speed 1.00 by highest_perf", "8 with 8 CPUs (8-15), speed 0.59 by highest_perf",
-                     "2 with 2 CPUs (16-17), speed 0.42 by highest_perf: no threads, because another class is more than "
-                     "twice as fast"]
+    assert shown == [
+        "4 with 8 CPUs (0-7), speed 1.00 by highest_perf", "8 with 8 CPUs (8-15), speed 0.59 by highest_perf",
+        "2 with 2 CPUs (16-17), speed 0.42 by highest_perf: no threads, because another class is more than twice as "
+        "fast"]
     asked = [line for line in _lines(config(cores=cores, threads_from="MPOOL_THREADS")) if line.startswith("cores")]
     assert asked[-1].endswith("highest_perf")
     levels = [{**FAST, "cpu_list": ""}, {**SLOW, "cpu_list": ""}]  # macOS does not number its CPUs
