@@ -140,6 +140,16 @@ static int first_block(const mp_attend *run, const mp_attention_unit *unit) {
     return seen > unit->block0 ? seen : unit->block0;
 }
 
+/* Returns true if the window of a row reaches as far to later positions as to earlier ones. */
+static bool two_sided(const mp_attend *run) { return run->pass->model->whole_prompts && run->attention->window > 0; }
+
+/* Returns the end of the KV blocks of the unit that any row of the unit sees. */
+static int end_block(const mp_attend *run, const mp_attention_unit *unit) {
+    const int64_t row = (int64_t)run->pass->rows.seq[unit->seq].past + unit->row0;
+    const int seen = two_sided(run) ? mp_decoder_blocks(row + unit->rows + run->attention->window - 1) : unit->block1;
+    return seen < unit->block1 ? seen : unit->block1;
+}
+
 /* Returns the arguments of the attention kernels for a unit. */
 static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) {
     const mp_decoder *model = run->pass->model;
@@ -147,9 +157,9 @@ static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) 
     const mp_row_seq *seq = &run->pass->rows.seq[unit->seq];
     const int64_t position = (int64_t)seq->past + unit->row0;
     const bool spans = unit->until > 0 && run->attention->spans;
-    /* In a span, rows are placed so far on that each of them sees all positions below `end`. The window grows by as
-     * much: its beginning stays. */
-    const int ahead = spans ? (int)(unit->until - 1 - position) : 0;
+    /* In a span, rows are placed so far on that each of them sees all positions below `end`, or as many later ones as
+     * earlier ones in its window. The window grows by as much: its beginning stays. */
+    const int ahead = !spans ? 0 : two_sided(run) ? run->attention->window - 1 : (int)(unit->until - 1 - position);
     int group = mp_attention_group(shape), kv_head = mp_attention_kv_head(shape, unit->head);
     void **k = run->pointers, **v = k + run->pass->most_blocks;
     /* set the pointers of one block beyond the unit, too, if it exists: kernels prefetch the next block */
@@ -248,8 +258,8 @@ static void attend_unit(const mp_attend *run, const mp_attention_unit *unit) {
     mp_attn_begin(unit->rows * attention.group, shape->padded_dim, &state);
     (in_bytes(run)      ? kernels->attn_kv_i8
      : in_integers(run) ? kernels->attn_kv_i16
-                        : kernels->attn_kv)(&attention, unit->rows, first_block(run, unit), unit->block1, &state,
-                                            run->kernel_scratch);
+                        : kernels->attn_kv)(&attention, unit->rows, first_block(run, unit), end_block(run, unit),
+                                            &state, run->kernel_scratch);
     finish_unit(run, unit, &state);
 }
 
