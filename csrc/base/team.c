@@ -9,10 +9,10 @@
  * with a counter of its own, and the last thread of each group arrives for the group. Regions live in the team, not on
  * a stack: a helper that leaves the last barrier late still reads valid memory.
  *
- * A loop of mp_team_next is divided into shares, one for each thread, and these into pieces. One word for each thread
- * counts the pieces that were taken of its share, from the front and from the back, beside the number of the loop. The
- * words are never reset between loops: a word with an older number means that nothing was taken, one with a newer number
- * that all was, because a thread takes of a share for the next loop only after it found no piece left there. */
+ * A loop of mp_team_next is divided into shares, one for each thread, and these into ranges. One word for each thread
+ * counts the ranges that were taken of its share, from the front and from the back, beside the number of the loop. The
+ * words are never reset between loops: a word with an older number means that nothing was taken, one with a newer
+ * number that all was, because a thread takes of a share for the next loop only after it found no range left there. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -37,7 +37,7 @@ enum {
 };
 
 struct mp_team_share {
-    _Atomic uint64_t taken; /* number of a loop << 40 | pieces taken from the back << 20 | from the front */
+    _Atomic uint64_t taken; /* number of a loop << 40 | ranges taken from the back << 20 | from the front */
     uint32_t loops;         /* loops of the region that the thread has begun */
 };
 
@@ -54,7 +54,7 @@ struct mp_region {
     bool watched; /* the CPU time of the region's threads is measured */
     uint64_t began_ns;
     _Atomic uint64_t most_lost_ns; /* longest time for which one thread had no CPU in this run */
-    _Alignas(ALIGNMENT) mp_team_share share; /* of thread 0 */
+    _Alignas(ALIGNMENT) mp_team_share share; /* thread 0 has no helper */
 };
 
 struct helper {
@@ -409,10 +409,10 @@ void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64
 /* --- loops that threads share --- */
 
 enum {
-    PIECE_BITS = 20,
-    MOST_PIECES = (1 << PIECE_BITS) - 1,
-    NUMBER_BITS = 64 - 2 * PIECE_BITS,
-    REACH = 15 /* a thread takes pieces of this many others: each look at a share costs the time of a cache miss */
+    RANGE_BITS = 20,
+    MOST_RANGES = (1 << RANGE_BITS) - 1,
+    NUMBER_BITS = 64 - 2 * RANGE_BITS,
+    REACH = 15 /* a thread takes ranges of this many others: each look at a share costs the time of a cache miss */
 };
 
 static int64_t share_start(const mp_team_thread *thread, const mp_team_loop *loop, int index) {
@@ -425,32 +425,32 @@ static mp_team_share *share_of(const mp_team_thread *thread, int index) {
     return index ? &region->lease->team->helpers[region->lease->helpers[index - 1]].share : &region->share;
 }
 
-/* Takes a piece of the share of thread `index`, from its front if the share is this thread's, else from its back. Returns
- * false if none is left. */
-static bool take_piece(const mp_team_thread *thread, mp_team_loop *loop, int index) {
+/* Takes a range of the share of thread `index`: from its front if the share is this thread's, else from its back.
+ * Returns false if none is left. */
+static bool take_range(const mp_team_thread *thread, mp_team_loop *loop, int index) {
     const int64_t start = share_start(thread, loop, index), past = share_start(thread, loop, index + 1);
-    int64_t each = loop->least, pieces = (past - start + each - 1) / each, take, first;
-    if (pieces == 0)
+    int64_t each = loop->least, ranges = (past - start + each - 1) / each, take, first;
+    if (ranges == 0)
         return false;
-    if (pieces > MOST_PIECES) {
-        each = (past - start + MOST_PIECES - 1) / MOST_PIECES;
-        pieces = (past - start + each - 1) / each;
+    if (ranges > MOST_RANGES) {
+        each = (past - start + MOST_RANGES - 1) / MOST_RANGES;
+        ranges = (past - start + each - 1) / each;
     }
     mp_team_share *share = share_of(thread, index);
     uint64_t word = atomic_load_explicit(&share->taken, memory_order_relaxed), next;
     do {
-        const uint32_t number = (uint32_t)(word >> 2 * PIECE_BITS);
+        const uint32_t number = (uint32_t)(word >> 2 * RANGE_BITS);
         const bool older = number != loop->number;
         if (older && ((number - loop->number) & 1u << (NUMBER_BITS - 1)) == 0)
             return false; /* a newer loop has begun */
-        const int64_t front = older ? 0 : (int64_t)(word & MOST_PIECES);
-        const int64_t back = older ? 0 : (int64_t)(word >> PIECE_BITS & MOST_PIECES), left = pieces - front - back;
+        const int64_t front = older ? 0 : (int64_t)(word & MOST_RANGES);
+        const int64_t back = older ? 0 : (int64_t)(word >> RANGE_BITS & MOST_RANGES), left = ranges - front - back;
         if (left <= 0)
             return false;
         take = left / 4 > 1 ? left / 4 : 1;
         const bool own = index == thread->index;
-        first = own ? front : pieces - back - take;
-        next = (uint64_t)loop->number << 2 * PIECE_BITS | (uint64_t)(own ? back : back + take) << PIECE_BITS |
+        first = own ? front : ranges - back - take;
+        next = (uint64_t)loop->number << 2 * RANGE_BITS | (uint64_t)(own ? back : back + take) << RANGE_BITS |
                (uint64_t)(own ? front + take : front);
     } while (!atomic_compare_exchange_weak_explicit(&share->taken, &word, next, memory_order_relaxed,
                                                     memory_order_relaxed));
@@ -461,7 +461,7 @@ static bool take_piece(const mp_team_thread *thread, mp_team_loop *loop, int ind
 
 bool mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
     assert(loop->n >= 0 && loop->least > 0);
-    if (loop->number == 0) { /* before the first piece */
+    if (loop->number == 0) { /* before the first range */
         loop->number = 1;
         if (thread->count > 1) {
             thread->share->loops = thread->share->loops + 1 < 1u << NUMBER_BITS ? thread->share->loops + 1 : 1;
@@ -476,7 +476,7 @@ bool mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
     if (thread->count == 1)
         return false;
     for (int i = 0; i < thread->count && i <= REACH; i++) {
-        if (take_piece(thread, loop, loop->from))
+        if (take_range(thread, loop, loop->from))
             return true;
         loop->from = loop->from + 1 < thread->count ? loop->from + 1 : 0;
     }

@@ -86,17 +86,17 @@ void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64
 /* A loop over units of work that the threads of a region share, as one thread sees it. */
 typedef struct mp_team_loop {
     int64_t n;         /* number of units */
-    int64_t least;     /* units of the smallest piece (>= 1): work of 20 us or more */
+    int64_t least;     /* units of the smallest range (>= 1): work of 20 us or more */
     const int *starts; /* [count + 1] first unit of each thread's share, ascending to n; NULL: equal shares of [0, n) */
-    int64_t begin, end; /* the present piece */
+    int64_t begin, end; /* the present range */
     uint32_t number;    /* private: number of the loop in its region */
-    int from;           /* private: thread whose share the last piece belongs to */
+    int from;           /* private: thread whose share the last range belongs to */
 } mp_team_loop;
 static inline mp_team_loop mp_team_shared(int64_t n, int64_t least) { return (mp_team_loop){.n = n, .least = least}; }
-/* Move `loop` on to the next piece that this thread takes. Returns false when no units are left. Each thread first takes
- * pieces of its own share from the front, so that a thread reads contiguous memory, and then pieces from the back of
- * the shares of others. Pieces get smaller down to `least`. A thread that is slow or has no CPU therefore holds up at
- * most the piece that it is working on. A thread alone takes all units at once.
+/* Move `loop` on to the next range that this thread takes. Returns false when no units are left. Each thread first
+ * takes ranges of its own share from the front, so that a thread reads contiguous memory, and then ranges from the back of
+ * the shares of others. Ranges get smaller down to `least`. A thread that is slow or has no CPU therefore holds up at
+ * most the range that it is working on. A thread alone takes all units at once.
  *
  * All threads of the region must run the same loops in the same order; no barrier is needed between loops. The speed of
  * the threads decides which thread takes a unit, so no result may depend on it, and after the loop a thread may read

@@ -287,8 +287,8 @@ typedef struct taking {
     int64_t n, least;
     const int *starts;
     _Atomic int times[LOOPS][UNITS];
-    _Atomic int wrong, pieces;
-    int late;               /* a thread that stays at its first piece of a loop until all others are taken; -1: none */
+    _Atomic int wrong, ranges;
+    int late;               /* a thread that stays at its first range of a loop until all others are taken; -1: none */
     _Atomic int64_t left;   /* units that are not taken yet, in all loops */
 } taking;
 
@@ -299,7 +299,7 @@ static void take_units(const mp_team_thread *thread, void *arg) {
         while (mp_team_next(thread, &loop)) {
             if (loop.begin < 0 || loop.end <= loop.begin || loop.end > t->n)
                 atomic_fetch_add(&t->wrong, 1);
-            atomic_fetch_add(&t->pieces, 1);
+            atomic_fetch_add(&t->ranges, 1);
             for (int64_t u = loop.begin; u < loop.end; u++)
                 atomic_fetch_add(&t->times[i][u], 1);
             const int64_t left = atomic_fetch_sub(&t->left, loop.end - loop.begin) - (loop.end - loop.begin);
@@ -310,7 +310,7 @@ static void take_units(const mp_team_thread *thread, void *arg) {
     }
 }
 
-/* Runs LOOPS loops and checks that each unit was taken once. Returns the number of pieces. */
+/* Runs LOOPS loops and checks that each unit was taken once. Returns the number of ranges. */
 static int check_taken(mp_lease *lease, int64_t n, int64_t least, const int *starts, int late) {
     static taking t;
     memset(&t, 0, sizeof t);
@@ -324,7 +324,7 @@ static int check_taken(mp_lease *lease, int64_t n, int64_t least, const int *sta
     for (int i = 0; i < LOOPS; i++)
         for (int64_t u = starts ? starts[0] : 0; u < n; u++)
             MP_CHECK_INT(atomic_load(&t.times[i][u]), 1);
-    return atomic_load(&t.pieces);
+    return atomic_load(&t.ranges);
 }
 
 MP_TEST(base_team_next_takes_each_unit_once) {
@@ -336,9 +336,9 @@ MP_TEST(base_team_next_takes_each_unit_once) {
         for (int s = 0; s < 10; s++)
             for (int l = 0; l < 4; l++)
                 for (int turn = 0; turn < 20; turn++) {
-                    const int pieces = check_taken(&lease, sizes[s], leasts[l], NULL, -1);
+                    const int ranges = check_taken(&lease, sizes[s], leasts[l], NULL, -1);
                     if (threads == 1)
-                        MP_CHECK_INT(pieces, sizes[s] > 0 ? LOOPS : 0);
+                        MP_CHECK_INT(ranges, sizes[s] > 0 ? LOOPS : 0);
                 }
         int starts[MAX + 1]; /* the first thread has no share, the last one most */
         for (int i = 0; i <= threads; i++)
@@ -349,7 +349,7 @@ MP_TEST(base_team_next_takes_each_unit_once) {
     }
 }
 
-/* While one thread is at its first piece, the others take all other units of this loop and of those that follow. */
+/* While one thread is at its first range, the others take all other units of this loop and of those that follow. */
 MP_TEST(base_team_next_does_not_wait_for_a_late_thread) {
     mp_team *team = make_team(2, "20");
     mp_lease lease;

@@ -233,7 +233,7 @@ static void scan_units(const mp_matrix_heads *matrix, const mp_state_rows *part,
 
 void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
                          float *state, float *log, const mp_state_scan *rows, float *copy) {
-    enum { LEAST_ROWS = 128 }; /* of a unit: about 20 us with 128 keys */
+    enum { LEAST_ROWS = 128 }; /* a unit with so many takes about 20 us with 128 keys */
     const matrix_log at = log_at(matrix, log);
     assert(!part->seq->logs || (log && part->done + part->rows <= MP_STATE_LOG));
     mp_team_loop loop = mp_team_shared((int64_t)matrix->heads * blocks_of(matrix), 1 + LEAST_ROWS / part->rows);

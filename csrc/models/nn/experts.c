@@ -342,7 +342,7 @@ static void run_shared(const mp_expert_use *use, const mp_expert_matrix *const *
     mp_team_loop loop = mp_team_shared(units, MIN_INPUTS / parts[0]->K + 1);
     int e = 0, part = 0;
     while (mp_team_next(use->thread, &loop)) {
-        if (loop.begin < at) /* a piece of another thread's share */
+        if (loop.begin < at) /* a range of another thread's share */
             at = e = part = 0;
         while (e < experts->count && at < loop.end) {
             const int64_t cost = panel_cost(s, e), size = cost * panels;
@@ -355,7 +355,7 @@ static void run_shared(const mp_expert_use *use, const mp_expert_matrix *const *
                 first += run_panels(parts[part], e, first, last - first, acts, s->first[e], s->first[e + 1],
                                     use->own, y + (int64_t)part * parts[0]->N, ldy);
             if (at + size > loop.end)
-                break; /* the next piece may have more panels of this matrix */
+                break; /* the next range may have more panels of this matrix */
             at += size;
             if (++part == count) {
                 part = 0;

@@ -130,7 +130,7 @@ static bool linear_prepare(const mp_linear *linear, const float *x, int64_t ldx,
     return shared;
 }
 
-/* Returns the bytes of weights in the smallest piece of a product of M rows: at least a panel, and as many as a thread
+/* Returns the bytes of weights in the smallest range of a product of M rows: at least a panel, and as many as a thread
  * reads in about 20 us or multiplies in 50. */
 static int64_t least_bytes(const mp_linear *linear, int M) {
     const int64_t least = (512 << 10) / (1 + M / 8), panel = (int64_t)linear->w[0].panel_bytes;
