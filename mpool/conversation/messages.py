@@ -236,11 +236,18 @@ class NamedVideo:
         frames: the frames.
         times: their times.
         name: name of the argument that has the video.
+        fps: number of frames per second, if the caller stated it.
     """
 
     frames: tuple[NamedImage, ...]
     times: tuple[float, ...]
     name: str
+    fps: float | None = None
+
+    @property
+    def name_of_times(self) -> str:
+        """Name of the argument that has the times."""
+        return self.name.removesuffix("video") + ("timestamps" if self.fps is None else "fps")
 
 
 def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
@@ -260,7 +267,7 @@ def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
         raise InvalidArgument(param=name, got=f"{len(frames)} frames" if len(frames) <= MAX_FRAMES else "more frames",
                               allowed=f"2 to {MAX_FRAMES} frames", hint="Pass fewer frames per second"
                               if len(frames) > MAX_FRAMES else "Pass a single frame as an image")
-    fps, stamps = part.get("fps"), part.get("timestamps")
+    rate, fps, stamps = None, part.get("fps"), part.get("timestamps")
     if (fps is None) == (stamps is None):
         raise InvalidArgument(param=where, got="both fps and timestamps" if fps is not None else "no times",
                               allowed="fps or timestamps", hint=_FRAMES)
@@ -274,7 +281,8 @@ def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
         times = [one for one in found if one is not None and 0 <= one < 1e6]
         if len(times) != len(frames) or times != sorted(times):
             refuse(f"{where}.timestamps", stamps, f"{len(frames)} ascending numbers of seconds, one per frame")
-    return NamedVideo(tuple(_named(frame, f"{name}[{at}]") for at, frame in enumerate(frames)), tuple(times), name)
+    return NamedVideo(tuple(_named(frame, f"{name}[{at}]") for at, frame in enumerate(frames)), tuple(times), name,
+                      rate)
 
 
 def _named(image: Any, name: str) -> NamedImage:

@@ -183,6 +183,9 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
     if name == "qwen3_vl" and min(marks) >= 0:  # the files have no settings for videos; transformers' defaults
         settings = replace(settings, video=VideoSettings(marks[0], (marks[1], marks[2]), 2, (1 << 17, 768 << 10), None,
                                                          3))
+    elif name in ("qwen2_vl", "qwen2_5_vl") and marks[0] >= 0:  # and two positions per second, as in published models
+        settings = replace(settings, video=VideoSettings(marks[0], None, 2, (128 * 28 ** 2, 768 * 28 ** 2), None, 3,
+                                                         2.0 if name == "qwen2_5_vl" else None))
     return replace(text, capability="vision", spec=spec, vision=settings)
 
 
