@@ -87,11 +87,13 @@ async def score(context: Context, body: ScoreRequest) -> Response:
         raise Refusal("invalid_value", "`prompt` and `instruction` exclude each other.", "instruction")
     prompt = body.prompt
     if body.instruction is not None:
-        prompt, context.names = body.instruction, {**context.names, "prompt": "instruction"}
+        prompt, context.names["prompt"] = body.instruction, "instruction"
     first, second = (given if isinstance(given, list) else [given] for given in await with_objects(
         context, **{name: getattr(body, name) for name in (one, two)}))
     for name, inputs in ((one, first), (two, second)):
         context.check_inputs(inputs, name, context.state.max_inputs)
+    if len(first) == 1:  # otherwise each query has a list of its documents, of another order
+        context.names |= {"query": one, "documents": two}
     settings = await embedding_of(served)
     if is_missing(served) or settings is not None and settings.scores:
         scores, tokens = await _ranked(context, served, first * (len(second) // len(first)), second, prompt)

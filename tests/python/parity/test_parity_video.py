@@ -119,6 +119,8 @@ def test_logits(family: Any, count: int) -> None:
         assert len(made.images.runs) == 3 * ((count + 1) // 2 + (pixels is not None))
         found = run(pool, made, prompt_logits=True, max_tokens=3, ignore_eos=True)
         after = found.tokens(0)[0].tolist()
+        if not {IMAGE, VIDEO}.isdisjoint(after):  # transformers would look for further images
+            after = after[:1]
         wanted = logits(model, made, video, pixels, after[:-1])
         assert relative(found.prompt_logits(), wanted[:len(made.prompt)]) <= TOLERANCE
         assert wanted[len(made.prompt) - 1:].argmax(-1).tolist() == after
@@ -243,7 +245,7 @@ def test_sizes_of_frames(tmp_path: Path, size: tuple[int, int], cap: bool) -> No
 @pytest.mark.parametrize("cap", [False, True])
 def test_sizes_of_frames_one_by_one(tmp_path: Path, size: tuple[int, int], cap: bool) -> None:
     """The limits of Qwen2-VL's processor are those of a frame."""
-    from transformers.models.qwen2_vl.video_processing_qwen2_vl import smart_resize
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     save("qwen2_vl", tmp_path, min_pixels=2000, size={"shortest_edge": 1, "longest_edge": 5000},
          cap_pixels_per_frame=cap, max_video_tokens=100)

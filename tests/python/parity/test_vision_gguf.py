@@ -71,7 +71,7 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma4", "gemma4_small", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe",
-                                    "qwen3_5", "qwen3_5_moe"])
+                                    "qwen3_5", "qwen3_5_moe", "mistral3"])
 def test_files_of_ollamas_converter_see(tmp_path: Path, family: str) -> None:
     """Ollama's files hold the language model and the image encoder, under names of their own."""
     model = visionmodels.randomised(family)
