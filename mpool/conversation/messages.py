@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checks import real, refuse
@@ -197,7 +197,9 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in IMAGE_PARTS:
-            images.append(_named(image_from_part(part, f"{where}.content[{at}]"), f"{where}.content[{at}]"))
+            image = _named(image_from_part(part, f"{where}.content[{at}]"), f"{where}.content[{at}]")
+            url = part.get("image_url")
+            images.append(replace(image, detail=url.get("detail") if isinstance(url, Mapping) else part.get("detail")))
             parts.append({"type": "image"})
             continue
         if kind == "video":
@@ -222,10 +224,17 @@ class NamedImage:
     """An image, and the name of the argument or field that has it, for error messages.
 
     The name cannot be derived from the position of the image: the server inserts, joins and drops messages.
+
+    Attributes:
+        image: the image.
+        name: its name.
+        detail: ``detail`` of OpenAI's API, which selects the number of tokens if the model has a choice: ``"low"``,
+            ``"high"`` or ``"original"``; others select the usual number.
     """
 
     image: Any
     name: str
+    detail: Any = None
 
 
 @dataclass(frozen=True, slots=True)

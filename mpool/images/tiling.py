@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from ..models import VideoSettings, VisionSettings
+    from ..models import VisionSettings
+    from ..models.spec import VideoSettings
 
 
 @dataclass(frozen=True, slots=True)

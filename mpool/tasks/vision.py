@@ -70,7 +70,10 @@ class Images:
 
 def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: bool, deadline: float | None,
           tokens: int | None) -> list[TiledImage]:
-    settings, found = _settings(entry), []
+    settings = _settings(entry)
+    found: list[TiledImage] = []
+    details = dict.fromkeys(("high", "original"), max(settings.rows_allowed, default=0)) | {
+        "low": min(settings.rows_allowed, default=0)} if tokens is None and settings.rows_allowed else {}
     if tokens is not None:
         if tokens not in settings.rows_allowed:
             refuse("image_tokens", tokens, ", ".join(map(str, settings.rows_allowed)) + " or None"
@@ -82,8 +85,12 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
                              timeout=_deadlines.remaining(deadline, entry.key))
 
     for given in images:
-        found.append(converted(given, partial(tile_image, settings=settings, name=given.name))
-                     if isinstance(given, NamedImage) else _video(entry, given, converted))
+        if isinstance(given, NamedVideo):
+            found.append(_video(entry, given, converted))
+            continue
+        rows = details.get(given.detail) if isinstance(given.detail, str) else None
+        own = settings if rows is None else replace(settings, rows=rows)
+        found.append(converted(given, partial(tile_image, settings=own, name=given.name)))
     return found
 
 
@@ -133,7 +140,8 @@ def read_images(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_u
         images: paths, URLs, bytes, arrays or Pillow images, as for :func:`mpool.vision`.
         allow_urls: True: download images from URLs.
         deadline: ``time.monotonic()`` at which downloads and decoders end; None: no deadline.
-        tokens: maximum number of tokens of an image; None: that of the model's image processor.
+        tokens: maximum number of tokens of an image; None: that of the image's ``detail`` or of the model's image
+            processor.
 
     Raises:
         InvalidArgument: a value is not an image, an image is corrupted or exceeds a limit, or there are too many.

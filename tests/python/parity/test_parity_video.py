@@ -73,8 +73,8 @@ def processed(video: list[np.ndarray]) -> dict[str, Any]:
 def positions(model: Any, ids: Any, kinds: Any, given: dict[str, Any]) -> Any:
     """Return the positions of transformers, but tokens after a video follow its last position, in time, too, as the
     paper has it (arXiv:2409.12191). Version 5.24 does so after the prompt only."""
-    found = model.model.get_rope_index(ids, kinds, **{name: value for name, value in given.items() if "pixel" not in name}
-                                       )[0]
+    found = model.model.get_rope_index(ids, kinds, **{
+        name: value for name, value in given.items() if "pixel" not in name})[0]
     made, start, longest = found.clone(), 0, 0
     for kind, group in itertools.groupby(range(ids.shape[1]), lambda at: int(kinds[0, at])):
         own = list(group)
