@@ -284,7 +284,7 @@ _MISTRAL_IMAGE_NAMES = {"v.patch_conv.": "v.patch_embd.", "v.encoder_norm.": "v.
 
 
 def _mistral_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
-    """Translate the image encoder of a Mistral 3 file. Unlike llama.cpp's converter, Ollama's leaves its queries and keys
+    """Translate the image encoder of a Mistral 3 file. Unlike llama.cpp's converter, Ollama's leaves queries and keys
     in the order of transformers."""
     kv: dict[str, Any] = {f"clip.vision.{key}": raw[f"mistral3.vision.{key}"] for key in (
         "block_count", "embedding_length", "feed_forward_length", "image_size", "patch_size", "attention.head_count"
