@@ -188,6 +188,27 @@ def test_frames_are_of_one_run(family: Any) -> None:
         run(pool, made)
 
 
+def test_times_belong_to_a_video(tmp_path: Path) -> None:
+    """A run with a time follows at once a run of the same size, and not earlier."""
+    save("qwen2_vl", tmp_path, do_resize=False)
+    with mpool.Pool() as pool:
+        made = asked(pool, tmp_path, [{"type": "video", "video": frames(6), "fps": 2}, {"type": "text", "text": "w40"}])
+        images, (one, two, three) = made.images, np.split(made.images.runs, 3)
+        assert images.times.tolist() == [-1, 1, 2]
+        apart = np.concatenate([made.prompt[:two[0]], made.prompt[-1:], made.prompt[two[0]:]])
+        wrong = [replace(made, images=replace(images, times=np.array(times, np.int32)))
+                 for times in ([0, 1, 2], [-1, 2, 1])]
+        wrong.append(replace(made, prompt=apart, images=replace(images, runs=np.concatenate(
+            [one, two + [1, 0, 0], three + [1, 0, 0]]).astype(np.int32))))
+        sizes = images.sizes.copy()
+        sizes[-4:] = [40, 24, 40, 24]
+        wrong.append(replace(made, images=replace(images, sizes=sizes)))
+        for request in wrong:
+            with pytest.raises(errors.InvalidArgument, match="does not continue the video"):
+                run(pool, request)
+        run(pool, made)
+
+
 @pytest.mark.parametrize("name", TIMED)
 def test_prompt_without_texts_between_frames(tmp_path: Path, name: str) -> None:
     """The chat template writes what is around a video."""
