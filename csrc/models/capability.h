@@ -235,14 +235,14 @@ typedef struct mp_choice { /* one of n completions; written by the engine, read 
 /* Images of a prompt, for models that accept images (models/vision/vision.h). */
 enum { MP_IMAGE_KEY = 16, /* bytes of a collision-resistant hash */
        MP_TEXT_MAX_TILES = 4096,
-       MP_TEXT_MAX_TIME = 1 << 17 }; /* of a run of a video; all runs and tokens together stay below 2^31 */
+       MP_TEXT_MAX_TIME = 1 << 17 }; /* largest time of a run; with all runs and tokens, positions stay below 2^31 */
 
 typedef struct mp_image_run {
     int32_t start, rows; /* the run's tokens in the prompt: first index and number */
     int32_t tile, tiles; /* tiles of the run's image: first index and number */
     int64_t source;      /* index of the run's first row in `sources` */
-    int32_t time;        /* < 0: the run begins an image or a video; else it continues the video of the run before it, and
-                          * this is its position in time, counted from that of the video's first run */
+    int32_t time;        /* < 0: the run begins an image or a video; else it continues the video of the run before it,
+                          * and this is its position in time, counted from that of the video's first run */
 } mp_image_run;
 
 /* A tile is a part of an image that passes through the network alone. A run is a range of placeholder tokens in the

@@ -308,8 +308,8 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
     return MP_OK;
 }
 
-/* Checks a run that continues the video of the run before it: it follows at once, with tiles of its own of the same size,
- * and not earlier in time. */
+/* Checks a run that continues the video of the run before it: it follows at once, with tiles of its own of the same
+ * size, and not earlier in time. */
 static mp_status check_time(const mp_text_images *images, int32_t index, mp_error *error) {
     const mp_image_run *run = &images->runs[index];
     if (run->time < 0)

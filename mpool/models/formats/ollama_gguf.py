@@ -278,8 +278,9 @@ def _gemma4_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> 
 
 
 #: Parts of tensor names of Mistral 3's image encoder in Ollama's files -> in llama.cpp's projector files.
-_MISTRAL_IMAGE_NAMES = {"v.patch_conv.": "v.patch_embd.", "v.encoder_norm.": "v.pre_ln.", ".attn_output.": ".attn_out.",
-                        ".attn_norm.": ".ln1.", ".ffn_norm.": ".ln2.", "mm.linear_": "mm.", "mm.norm.": "mm.input_norm.",
+_MISTRAL_IMAGE_NAMES = {"v.patch_conv.": "v.patch_embd.", "v.encoder_norm.": "v.pre_ln.",
+                        ".attn_output.": ".attn_out.", ".attn_norm.": ".ln1.", ".ffn_norm.": ".ln2.",
+                        "mm.linear_": "mm.", "mm.norm.": "mm.input_norm.",
                         "mm.patch_merger.merging_layer.": "mm.patch_merger."}
 
 
