@@ -130,15 +130,20 @@ def test_logits(family: Any, count: int) -> None:
 def test_times_of_frames(fps: float | None, tmp_path: Path) -> None:
     """The same frames at other times are another prompt, whose rows the prefix cache does not have."""
     model = save("qwen2_5_vl", tmp_path, do_resize=False)
-    video, seen = frames(5), []
-    times = {"timestamps": [0, 0.9, 1.1, 4, 9.4]} if fps is None else {"fps": fps}
-    with mpool.Pool() as pool:
-        for given in ({"fps": 2}, times):
-            made = asked(pool, tmp_path, [{"type": "video", "video": video, **given}, {"type": "text", "text": "w40"}])
-            seen.append(run(pool, made, max_tokens=4, logprobs=0, ignore_eos=True).tokens(0)[1])
-        assert not np.array_equal(*seen)
-        assert made.images.times.tolist() == [-1, *{0.5: (16, 32), 1.7: (4, 9), 30: (0, 0), None: (4, 37)}[fps]]
-        if fps is not None:
+    video, seen = frames(9), []  # 75 tokens, more than a block of the prefix cache
+    times = {"timestamps": [0, 0.9, 1.1, 4, 9.4, 9.4, 10, 10, 11]} if fps is None else {"fps": fps}
+    for given in (({"fps": 2}, times), (times,)):
+        with mpool.Pool() as pool:
+            for own in given:
+                made = asked(pool, tmp_path, [{"type": "video", "video": video, **own}, {"type": "text",
+                                                                                        "text": "w40"}])
+                found = run(pool, made, max_tokens=4, logprobs=0, ignore_eos=True)
+                seen.append(found.tokens(0)[1].tolist())
+            assert made.images.times.tolist() == [-1, *{0.5: (16, 32, 48, 64), 1.7: (4, 9, 14, 18), 30: (0, 0, 0, 1),
+                                                        None: (4, 37, 40, 44)}[fps]]
+    assert seen[1] == seen[2] != seen[0]
+    if fps is not None:
+        with mpool.Pool() as pool:
             found = run(pool, made, prompt_logits=True).prompt_logits()
             assert relative(found, logits(model, made, video, None, fps=fps)) <= TOLERANCE
 
