@@ -126,8 +126,8 @@ def test_scores_of_images(server: Any) -> None:
     for one, two in (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items")):
         assert scores("reranker", **{one: query, two: ["w40", document]}) == ranked(photo, ["w40", other])
     assert scores("reranker", text_1="w40", text_2=document) == ranked("w40", [other])
-    pairs = scores("reranker", text_1=[query, "w40"], text_2=["w40", document])
-    assert pairs == [*ranked(photo, ["w40"]), *ranked("w40", [other])]
+    pairs = scores("reranker", text_1=[query, "w40", document], text_2=["w40", document, "w42"])
+    assert pairs == [*ranked(photo, ["w40"]), *ranked("w40", [other]), *ranked(other, ["w42"])]
     asked = scores("reranker", text_1=query, text_2="w40", instruction="w50 w51")
     assert asked == ranked(photo, ["w40"], prompt="w50 w51") != ranked(photo, ["w40"])
     left, right = pool.embed([photo, other], "embedder")
