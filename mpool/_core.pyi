@@ -491,7 +491,7 @@ class Registry:
             reasoning_starts, reasoning_ends, call_starts, in_reasoning: texts around the reasoning and the tool calls
                 of a completion, which stop strings do not end (csrc/models/generation/stop_strings.h).
             vision: the model is a vision model.
-            images: images of the prompt: pixels, sizes, tile_keys, runs, run_keys, sources, as in
+            images: images of the prompt: pixels, sizes, tile_keys, runs, run_keys, sources, times, as in
                 ``mpool.tasks.vision.Images``.
             mask: tokens that may come first, one bit per id. ``Ticket.mask`` must then set the mask of every further
                 token.

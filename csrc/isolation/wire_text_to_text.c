@@ -201,12 +201,14 @@ static void put_images(mp_wire_out *out, const mp_text_images *images) {
     mp_put_i32(out, images->n_tiles);
     mp_put_i32(out, images->n_runs);
     mp_put_i64(out, images->n_sources);
+    mp_put_i64(out, images->n_times);
     mp_put_i64(out, images->n_bytes);
     mp_put(out, images->sizes, 2 * tiles * sizeof *images->sizes);
     mp_put(out, images->tile_keys, MP_IMAGE_KEY * tiles);
     mp_put(out, images->run_keys, MP_IMAGE_KEY * runs);
     mp_put(out, images->spans, 3 * runs * sizeof *images->spans);
     mp_put(out, images->sources, (size_t)images->n_sources * sizeof *images->sources);
+    mp_put(out, images->times, (size_t)images->n_times * sizeof *images->times);
     mp_put(out, images->pixels, (size_t)images->n_bytes);
 }
 
@@ -217,6 +219,8 @@ static void get_images(mp_wire_in *in, mp_text_image_args *images, bool *ok) {
         (int32_t)mp_wire_within(in, mp_get_i32(in), 0, MP_TEXT_MAX_TILES, "the number of runs is out of bounds");
     images->n_sources =
         mp_wire_within(in, mp_get_i64(in), 0, MP_TEXT_MAX_TOKENS, "the number of sources is out of bounds");
+    images->n_times =
+        mp_wire_within(in, mp_get_i64(in), 0, MP_TEXT_MAX_TILES, "the number of times is out of bounds");
     images->n_bytes =
         mp_wire_within(in, mp_get_i64(in), 0, INT64_MAX / 16, "the number of bytes of pixels is out of bounds");
     const int64_t tiles = images->n_tiles, runs = images->n_runs;
@@ -225,6 +229,7 @@ static void get_images(mp_wire_in *in, mp_text_image_args *images, bool *ok) {
     images->run_keys = mp_get_array(in, MP_IMAGE_KEY * runs, 1, ok);
     images->spans = mp_get_array(in, 3 * runs, sizeof *images->spans, ok);
     images->sources = mp_get_array(in, images->n_sources, sizeof *images->sources, ok);
+    images->times = mp_get_array(in, images->n_times, sizeof *images->times, ok);
     images->pixels = mp_get_array(in, images->n_bytes, 1, ok);
 }
 
@@ -234,6 +239,7 @@ static void free_images(mp_text_image_args *images) {
     mp_free((void *)images->run_keys);
     mp_free((void *)images->spans);
     mp_free((void *)images->sources);
+    mp_free((void *)images->times);
     mp_free((void *)images->pixels);
 }
 

@@ -234,12 +234,15 @@ typedef struct mp_choice { /* one of n completions; written by the engine, read 
 
 /* Images of a prompt, for models that accept images (models/vision/vision.h). */
 enum { MP_IMAGE_KEY = 16, /* bytes of a collision-resistant hash */
-       MP_TEXT_MAX_TILES = 4096 };
+       MP_TEXT_MAX_TILES = 4096,
+       MP_TEXT_MAX_TIME = 1 << 17 }; /* largest time of a run; with all runs and tokens, positions stay below 2^31 */
 
 typedef struct mp_image_run {
     int32_t start, rows; /* the run's tokens in the prompt: first index and number */
     int32_t tile, tiles; /* tiles of the run's image: first index and number */
     int64_t source;      /* index of the run's first row in `sources` */
+    int32_t time;        /* < 0: the run begins an image or a video; else it continues the video of the run before it,
+                          * and this is its position in time, counted from that of the video's first run */
 } mp_image_run;
 
 /* A tile is a part of an image that passes through the network alone. A run is a range of placeholder tokens in the
@@ -247,20 +250,22 @@ typedef struct mp_image_run {
 typedef struct mp_text_image_args {
     int32_t n_tiles, n_runs;  /* at most MP_TEXT_MAX_TILES */
     int64_t n_sources;        /* rows of all runs; 0: each run takes the rows of its tiles in order */
+    int64_t n_times;          /* n_runs; 0: no run continues a video */
     int64_t n_bytes;          /* bytes of the pixels */
     const int32_t *sizes;     /* [n_tiles, 2] height, width in pixels */
     const uint8_t *tile_keys; /* [n_tiles, MP_IMAGE_KEY] hashes of size and pixels */
-    const uint8_t *run_keys;  /* [n_runs, MP_IMAGE_KEY] hashes of each run's tiles and sources */
+    const uint8_t *run_keys;  /* [n_runs, MP_IMAGE_KEY] hashes of each run's tiles, sources and time */
     const int32_t *spans;     /* [n_runs, 3] start, rows, tiles, in prompt order; 0 tiles: those of the run before */
     const int32_t *sources;   /* [n_sources] index among the rows of the image's tiles; -1 = the newline */
+    const int32_t *times;     /* [n_times] -1, or the time of a run (mp_image_run): at most MP_TEXT_MAX_TIME */
     const uint8_t *pixels;    /* [n_bytes]: [height, width, 3] bytes of each tile */
 } mp_text_image_args;
 typedef struct mp_text_images {
     int32_t n_tiles, n_runs; /* the inputs: as above */
-    int64_t n_sources, n_bytes;
+    int64_t n_sources, n_times, n_bytes;
     int32_t *sizes;
     uint8_t *tile_keys, *run_keys;
-    int32_t *spans, *sources;
+    int32_t *spans, *sources, *times;
     uint8_t *pixels;
     int64_t *offsets;    /* [n_tiles + 1] start of each tile in `pixels`, in bytes */
     mp_image_run *runs;  /* [n_runs] spans with first tile and first source */

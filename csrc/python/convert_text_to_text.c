@@ -6,22 +6,23 @@
 
 /* --- arguments --- */
 
-enum { IMAGE_PARTS = 6 };
+enum { IMAGE_PARTS = 7 };
 
-/* Convert `images`: None, or a tuple of six arrays. The caller releases `parts`, even after a failure. Returns false
+/* Convert `images`: None, or a tuple of seven arrays. The caller releases `parts`, even after a failure. Returns false
  * with an exception. */
 static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_PARTS], mp_text_image_args *args) {
-    mp_entry_count n_tiles = {-1, NULL}, n_runs = {-1, NULL}, n_sources = {-1, NULL}, n_bytes = {-1, NULL};
-    PyObject *pixels, *sizes, *tile_keys, *spans, *run_keys, *sources;
+    mp_entry_count n_tiles = {-1, NULL}, n_runs = {-1, NULL}, n_sources = {-1, NULL}, n_times = {-1, NULL},
+                   n_bytes = {-1, NULL};
+    PyObject *pixels, *sizes, *tile_keys, *spans, *run_keys, *sources, *times;
     bool ok = true;
     if (images == Py_None)
         return true;
     if (!PyTuple_Check(images)) {
-        PyErr_Format(PyExc_TypeError, "`images` must be None or a tuple of six arrays, got %R",
+        PyErr_Format(PyExc_TypeError, "`images` must be None or a tuple of seven arrays, got %R",
                      (PyObject *)Py_TYPE(images));
         return false;
     }
-    if (!PyArg_ParseTuple(images, "OOOOOO:images", &pixels, &sizes, &tile_keys, &spans, &run_keys, &sources))
+    if (!PyArg_ParseTuple(images, "OOOOOOO:images", &pixels, &sizes, &tile_keys, &spans, &run_keys, &sources, &times))
         return false;
     args->sizes = mp_data_in(state, sizes, NPY_INT32, "sizes", 2, &n_tiles, 0, &parts[0], &ok);
     args->tile_keys =
@@ -29,16 +30,19 @@ static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_P
     args->run_keys = mp_data_in(state, run_keys, NPY_UINT8, "run_keys", MP_IMAGE_KEY, &n_runs, 0, &parts[2], &ok);
     args->spans = mp_data_in(state, spans, NPY_INT32, "spans", 3, &n_runs, 0, &parts[3], &ok);
     args->sources = mp_data_in(state, sources, NPY_INT32, "sources", 1, &n_sources, 0, &parts[4], &ok);
-    args->pixels = mp_data_in(state, pixels, NPY_UINT8, "pixels", 1, &n_bytes, 0, &parts[5], &ok);
+    args->times = mp_data_in(state, times, NPY_INT32, "times", 1, &n_times, 0, &parts[5], &ok);
+    args->pixels = mp_data_in(state, pixels, NPY_UINT8, "pixels", 1, &n_bytes, 0, &parts[6], &ok);
     ok = ok && mp_count_in(state, "the number of tiles", &n_tiles, 0, MP_TEXT_MAX_TILES) &&
          mp_count_in(state, "the number of runs", &n_runs, 0, MP_TEXT_MAX_TILES) &&
          mp_count_in(state, "the number of sources", &n_sources, 0, MP_TEXT_MAX_TOKENS) &&
+         mp_count_in(state, "the number of times", &n_times, 0, MP_TEXT_MAX_TILES) &&
          mp_count_in(state, "the number of bytes of pixels", &n_bytes, 0, INT64_MAX / 16);
     if (!ok)
         return false;
     args->n_tiles = (int32_t)n_tiles.n;
     args->n_runs = (int32_t)n_runs.n;
     args->n_sources = n_sources.n;
+    args->n_times = n_times.n;
     args->n_bytes = n_bytes.n;
     return true;
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checks import real, refuse
@@ -197,7 +197,9 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in IMAGE_PARTS:
-            images.append(_named(image_from_part(part, f"{where}.content[{at}]"), f"{where}.content[{at}]"))
+            image = _named(image_from_part(part, f"{where}.content[{at}]"), f"{where}.content[{at}]")
+            url = part.get("image_url")
+            images.append(replace(image, detail=url.get("detail") if isinstance(url, Mapping) else part.get("detail")))
             parts.append({"type": "image"})
             continue
         if kind == "video":
@@ -222,10 +224,17 @@ class NamedImage:
     """An image, and the name of the argument or field that has it, for error messages.
 
     The name cannot be derived from the position of the image: the server inserts, joins and drops messages.
+
+    Attributes:
+        image: the image.
+        name: its name.
+        detail: ``detail`` of OpenAI's API, which selects the number of tokens if the model has a choice: ``"low"``,
+            ``"high"`` or ``"original"``; others select the usual number.
     """
 
     image: Any
     name: str
+    detail: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +245,18 @@ class NamedVideo:
         frames: the frames.
         times: their times.
         name: name of the argument that has the video.
+        fps: number of frames per second, if the caller stated it.
     """
 
     frames: tuple[NamedImage, ...]
     times: tuple[float, ...]
     name: str
+    fps: float | None = None
+
+    @property
+    def name_of_times(self) -> str:
+        """Name of the argument that has the times."""
+        return self.name.removesuffix("video") + ("timestamps" if self.fps is None else "fps")
 
 
 def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
@@ -260,7 +276,7 @@ def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
         raise InvalidArgument(param=name, got=f"{len(frames)} frames" if len(frames) <= MAX_FRAMES else "more frames",
                               allowed=f"2 to {MAX_FRAMES} frames", hint="Pass fewer frames per second"
                               if len(frames) > MAX_FRAMES else "Pass a single frame as an image")
-    fps, stamps = part.get("fps"), part.get("timestamps")
+    rate, fps, stamps = None, part.get("fps"), part.get("timestamps")
     if (fps is None) == (stamps is None):
         raise InvalidArgument(param=where, got="both fps and timestamps" if fps is not None else "no times",
                               allowed="fps or timestamps", hint=_FRAMES)
@@ -274,7 +290,8 @@ def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
         times = [one for one in found if one is not None and 0 <= one < 1e6]
         if len(times) != len(frames) or times != sorted(times):
             refuse(f"{where}.timestamps", stamps, f"{len(frames)} ascending numbers of seconds, one per frame")
-    return NamedVideo(tuple(_named(frame, f"{name}[{at}]") for at, frame in enumerate(frames)), tuple(times), name)
+    return NamedVideo(tuple(_named(frame, f"{name}[{at}]") for at, frame in enumerate(frames)), tuple(times), name,
+                      rate)
 
 
 def _named(image: Any, name: str) -> NamedImage:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..models import VisionSettings
+    from ..models.spec import VideoSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class PlaceholderRun:
         tiles: number of tiles that the run uses; runs use the tiles of an image in order. 0: those of the run before.
         rows: number of placeholder tokens.
         frames: True if the tiles are frames of a video, which together have the embeddings of one tile.
+        time: position in time of a run that continues the video of the run before it, counted from the video's first
+            run; -1: the run does not.
         sources: int32 ``[rows]``; index of the embedding for each placeholder, counted from the run's first tile; -1
             is the learned newline. None: all embeddings in order.
     """
@@ -35,6 +38,7 @@ class PlaceholderRun:
     rows: int
     sources: NDArray[np.int32] | None = None
     frames: bool = False
+    time: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +260,8 @@ def _any_size(image: Image, settings: VisionSettings, name: str) -> TiledImage:
 # ---- frames of a video -----------------------------------------------------------------------------------------------
 
 def frame_size(settings: VisionSettings, count: int, height: int, width: int) -> tuple[int, int]:
-    """Return height and width to which the frames of a video are resized, as in transformers' Qwen3VLVideoProcessor.
+    """Return height and width to which the frames of a video are resized, as in transformers' Qwen3VLVideoProcessor,
+    or for models without texts between frames in its Qwen2VLVideoProcessor.
 
     Args:
         settings: the model's vision settings.
@@ -268,6 +273,10 @@ def frame_size(settings: VisionSettings, count: int, height: int, width: int) ->
     if video.pixels is None:
         return height // unit * unit, width // unit * unit
     least, most = video.pixels
+    if video.around is None:
+        if video.most_rows is not None:
+            most = max(min(most, video.most_rows * unit * unit * video.frames // count), int(least * 1.05))
+        return _sides(height, width, unit, least, most)
     if video.most_rows is not None:
         most = count * max(min(video.most_rows * unit * unit, most // count), int(least * 1.05))
     if height < unit or width < unit:
@@ -308,21 +317,42 @@ def resize_frame(image: Image, settings: VisionSettings, size: tuple[int, int], 
     return np.asarray(image.resize(size[::-1], resample=settings.video.resample))  # type: ignore[arg-type]
 
 
+def frame_positions(times: Sequence[float], fps: float | None, video: VideoSettings) -> list[int]:
+    """Return the position in time of each group of frames, counted from the first one.
+
+    Args:
+        times: time of each frame in seconds.
+        fps: number of frames per second, which gives the positions of transformers, rounded in float32; None: unknown.
+        video: settings of a model without texts between groups.
+    """
+    starts = times[::video.frames]
+    if video.per_second is None:
+        return list(range(len(starts)))
+    if fps is None:
+        return [int(video.per_second * (at - starts[0])) for at in starts]
+    step = np.float32(video.per_second) * np.float32(video.frames / fps)
+    return [int(np.float32(at) * step) for at in range(len(starts))]
+
+
 def tile_video(frames: list[NDArray[np.uint8]], times: Sequence[float], settings: VisionSettings,
-               around: tuple[str, str]) -> TiledImage:
+               around: tuple[str, str] | None, positions: Sequence[int] = ()) -> TiledImage:
     """Group the frames of a video. Each group follows a text with its time, the mean of its first and last frame's.
 
     Args:
         frames: pixels of the frames; the last one is repeated until the last group is full.
         times: time of each frame in seconds.
         settings: the model's vision settings.
-        around: texts before and after the placeholders of a group.
+        around: texts before and after the placeholders of a group; None: no texts.
+        positions: without texts: result of :func:`frame_positions`.
     """
     assert settings.video is not None
     size, times = settings.video.frames, list(times)
     missing = -len(frames) % size
     frames, times = frames + frames[-1:] * missing, times + times[-1:] * missing
     rows, placeholders = rows_of(settings, *frames[0].shape[:2]), []  # type: int, list[str | PlaceholderRun]
+    if around is None:
+        return TiledImage(frames, [PlaceholderRun(size, rows, frames=size > 1, time=position if number else -1)
+                                   for number, position in enumerate(positions)], True)
     for at in range(0, len(frames), size):
         placeholders += [f"<{(times[at] + times[at + size - 1]) / 2:.1f} seconds>{around[0]}",
                          PlaceholderRun(size, rows, frames=size > 1), around[1]]

@@ -374,24 +374,28 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class VideoSettings:
-    """Settings of a vision model for the frames of a video. Each part of a few frames follows a text with its time.
+    """Settings of a vision model for the frames of a video, of which each part has a few.
 
     Attributes:
         mark_token_id: id of the token that the chat template writes for a video.
-        around: ids of the tokens before and after the placeholders of a part.
+        around: ids of the tokens before and after the placeholders of a part, which follows a text with its time; None:
+            there is no text between parts, and M-RoPE has their times.
         frames: number of frames of a part.
-        pixels: smallest and largest number of pixels of all frames together; None: frames are cropped to whole patches
-            and not resized.
-        most_rows: maximum number of placeholders of a frame, which limits ``pixels``; None: no such limit.
+        pixels: smallest and largest number of pixels of all frames together, or without ``around`` of each frame; None:
+            frames are cropped to whole patches and not resized.
+        most_rows: maximum number of placeholders of a frame, or without ``around`` of all parts, which limits
+            ``pixels``; None: no such limit.
         resample: Pillow's number of the resampling filter.
+        per_second: without ``around``: positions of M-RoPE per second of the video; None: one per part.
     """
 
     mark_token_id: int
-    around: tuple[int, int]
+    around: tuple[int, int] | None
     frames: int
     pixels: tuple[int, int] | None
     most_rows: int | None
     resample: int
+    per_second: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 #: llama.cpp send it. :func:`mpool.server.sampling.sampling` refuses 0.
 MaxTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Stops = Annotated[list[Text], Meta(max_length=64)]
+#: Maximum number of tokens of each image, for models that have a choice.
+ImageTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class Fields(Struct, forbid_unknown_fields=True):
@@ -56,4 +58,4 @@ class ConstraintFields(SamplingFields, kw_only=True):
     guided_grammar: str | None = None
 
 
-__all__ = ["ConstraintFields", "Fields", "MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]
+__all__ = ["ConstraintFields", "Fields", "ImageTokens", "MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]

@@ -55,7 +55,7 @@ from .ollama_structs import (
 )
 from .openai.text import LOWEST
 from .operations import Context, Operation, check_logprobs, json_response, large_response
-from .sampling import narrow
+from .sampling import image_tokens, narrow
 from .streaming import LINES, MergedStreams, StreamedResponse, line
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def options_of(context: Context, given: Options) -> dict[str, Any]:
         found["context_length"] = max(given.num_ctx, _MIN_CONTEXT)
     if given.seed is not None:
         found["seed"] = given.seed % 2**64
+    if given.image_tokens is not None:
+        found["image_tokens"] = given.image_tokens
     return found
 
 
@@ -129,10 +131,16 @@ def sampling(context: Context, served: ServedModel, body: TextRequest) -> dict[s
         Refusal: An option is not valid or not supported.
     """
     found = {**served.defaults, **options_of(context, body.options or Options())}
+    found.pop("image_tokens", None)  # _image_tokens() converts it
     found["max_tokens"] = context.state.settings.completion_tokens(found.get("max_tokens"))
     if body.logprobs:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     return found | formats.ollama_format(body.format)
+
+
+async def _image_tokens(context: Context, served: ServedModel, body: TextRequest) -> dict[str, Any]:
+    return await image_tokens(context, served, None if body.options is None else body.options.image_tokens,
+                              "options.image_tokens")
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
@@ -176,6 +184,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
         if body.system:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
         options |= await thinking.ollama_options(served, body.think)
+        options |= await _image_tokens(context, served, body)
         stream = aio.chat(served.with_system(messages), served.model, stream=True, pool=pool, **options)
     return await _respond(context, served, body, stream, _generate_response, cold)
 
@@ -194,6 +203,7 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     messages, options = await context.converted(convert)
     messages = served.with_system(messages)
     options |= await thinking.ollama_options(served, body.think)
+    options |= await _image_tokens(context, served, body)
     last = messages[-1]
     if last["role"] == "assistant" and last["content"].strip() and not last.get("tool_calls"):
         options["template_options"] = {**options.get("template_options", {}), "continue_final_message": True}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from ..durations import MAX_CHARS
-from .fields import Fields, Name, Stops, Text
+from .fields import Fields, ImageTokens, Name, Stops, Text
 
 KeepAlive = float | Annotated[str, Meta(max_length=MAX_CHARS)]
 Nanoseconds = int
@@ -23,7 +23,8 @@ class Options(Fields):
     ignored, and so are the hardware options (``num_batch`` to ``main_gpu``): mpool manages the hardware itself.
     ``num_ctx`` is the maximum number of tokens of the prompt and the completion together, as far as the context of the
     model allows; less than 4 counts as 4. ``num_predict``: 0, -1 and -2 mean no limit but that of the server. With
-    ``top_p`` 0, only the most likely token is sampled. ``repeat_penalty`` 0 means no penalty."""
+    ``top_p`` 0, only the most likely token is sampled. ``repeat_penalty`` 0 means no penalty. ``image_tokens`` (an
+    extension) is the maximum number of tokens per image, for models that have a choice (Gemma 4)."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -57,6 +58,7 @@ class Options(Fields):
     use_mlock: bool | None = None
     embedding_only: bool | None = None
     main_gpu: int | None = None
+    image_tokens: ImageTokens | None = None
 
 
 class Request(Fields, kw_only=True):

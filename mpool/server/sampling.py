@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..host import native_calls
 from .errors import Refusal
+from .models import is_missing
 
 if TYPE_CHECKING:
     from .fields import SamplingFields
@@ -29,7 +31,7 @@ def sampling(context: Context, served: ServedModel, body: SamplingFields, most: 
         Refusal: The request asks for more completions than the server allows.
     """
     limits = context.state.settings
-    found = {**served.defaults,
+    found = {**{name: value for name, value in served.defaults.items() if name != "image_tokens"},
              **{name: value for name in _OPTIONS if (value := getattr(body, name, None)) is not None}}
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if getattr(body, name, None) == 0:
@@ -42,6 +44,31 @@ def sampling(context: Context, served: ServedModel, body: SamplingFields, most: 
     if body.seed is not None:
         found["seed"] = body.seed % 2**64
     return found
+
+
+async def image_tokens(context: Context, served: ServedModel, given: int | None,
+                       name: str = "image_tokens") -> dict[str, Any]:
+    """Convert the maximum number of tokens per image to an option of the library. Without it, an alias may have one.
+
+    Args:
+        context: Context of the request.
+        served: The model. If its images have a fixed number of tokens, or it takes none, it ignores the field.
+        given: Value of the field; None: it is absent.
+        name: Field of the request, for errors.
+
+    Raises:
+        Refusal: The model ignores the field, and the server is strict.
+    """
+    tokens = served.defaults.get("image_tokens") if given is None else given
+    if tokens is None or is_missing(served):
+        return {}
+    vision = await native_calls.REQUESTS.arun(lambda: served.model.description.vision)
+    if vision is not None and vision.rows_allowed:
+        context.names["image_tokens"] = name
+        return {"image_tokens": tokens}
+    if given is not None:
+        context.ignore(name, f"`{name}` must be absent: this model has no choice of tokens per image.", name)
+    return {}
 
 
 def narrow(options: dict[str, Any]) -> None:
@@ -61,4 +88,4 @@ def check_count(count: int, most: int) -> None:
         raise Refusal("invalid_value", f"`n` must request at most {most} results in total, got {count}.", "n")
 
 
-__all__ = ["check_count", "narrow", "sampling"]
+__all__ = ["check_count", "image_tokens", "narrow", "sampling"]

@@ -1,9 +1,9 @@
-"""``/v1/score``, as in vLLM: scores of pairs of texts."""
+"""``/v1/score``, as in vLLM: scores of pairs of texts or images."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
@@ -15,29 +15,35 @@ from ..tasks.verbs import EMBED, RERANK
 from .errors import Refusal
 from .fields import Fields, Name, Text
 from .models import embedding_of, is_missing
-from .openai.structs import InputUsage
+from .openai.structs import InputObject, InputUsage
 from .openai.text import run_concurrently
+from .openai.vectors import with_objects
 from .operations import Context, Operation, json_response
 
 if TYPE_CHECKING:
     from .models import ServedModel
 
-Texts = Text | Annotated[list[Text], Meta(min_length=1, max_length=10_000)]
+Inputs = Text | InputObject | Annotated[list[Text | InputObject], Meta(min_length=1, max_length=10_000)]
 #: Maximum number of queries that are scored at the same time.
 _CONCURRENT = 16
 
 
 class ScoreRequest(Fields, kw_only=True):
-    """Pairs of texts. ``text_1`` is one text, which is paired with every text of ``text_2``, or a list as long as
-    ``text_2``. ``queries`` and ``documents`` are other names of the two. ``prompt`` (an extension) is the instruction
-    of rerankers that are language models. ``user`` is ignored."""
+    """Pairs of texts, or of images or both together if the model reads images. ``text_1`` is one text, which is paired
+    with every text of ``text_2``, or a list as long as ``text_2``. ``data_1`` and ``queries``, ``data_2``,
+    ``documents`` and ``items`` are other names of the two. ``prompt`` (an extension) and ``instruction`` are the
+    instruction of rerankers that are language models. ``user`` is ignored."""
 
     model: Name
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    queries: Texts | None = None
-    documents: Texts | None = None
+    text_1: Inputs | None = None
+    text_2: Inputs | None = None
+    data_1: Inputs | None = None
+    data_2: Inputs | None = None
+    queries: Inputs | None = None
+    documents: Inputs | None = None
+    items: Inputs | None = None
     prompt: str | None = None
+    instruction: str | None = None
     user: str | None = None
 
 
@@ -60,43 +66,52 @@ class ScoreResponse(Struct):
     object: str = "list"
 
 
-def _given(body: ScoreRequest, *names: str) -> tuple[str, list[str]]:
-    """Return the name of the one field that the client gave, and its texts."""
+def _given(body: ScoreRequest, *names: str) -> str:
+    """Return the name of the one field that the client gave."""
     given = [name for name in names if getattr(body, name) is not None]
     if len(given) != 1:
         raise Refusal("invalid_value", f"One of {' and '.join(f'`{name}`' for name in names)} is required.",
                       (given or names)[0])
-    texts = getattr(body, given[0])
-    return given[0], texts if isinstance(texts, list) else [texts]
+    return given[0]
 
 
 async def score(context: Context, body: ScoreRequest) -> Response:
-    """Score pairs of texts."""
+    """Score pairs of texts or images."""
     served = await context.model(body.model)
-    (one, first), (two, second) = _given(body, "text_1", "queries"), _given(body, "text_2", "documents")
-    for name, texts in ((one, first), (two, second)):
-        context.check_inputs(texts, name, context.state.max_inputs)
-    if len(first) not in (1, len(second)):
-        raise Refusal("invalid_value", f"`{one}` must have one text or as many as `{two}`, got {len(first):,} and "
-                                       f"{len(second):,}.", one)
+    one, two = _given(body, "text_1", "data_1", "queries"), _given(body, "text_2", "data_2", "documents", "items")
+    counts = [len(given) if isinstance(given, list) else 1 for given in (getattr(body, name) for name in (one, two))]
+    if counts[0] not in (1, counts[1]):
+        raise Refusal("invalid_value", f"`{one}` must have one text or as many as `{two}`, got {counts[0]:,} and "
+                                       f"{counts[1]:,}.", one)
+    if body.prompt is not None and body.instruction is not None:
+        raise Refusal("invalid_value", "`prompt` and `instruction` exclude each other.", "instruction")
+    prompt = body.prompt
+    if body.instruction is not None:
+        prompt, context.names["prompt"] = body.instruction, "instruction"
+    first, second = (given if isinstance(given, list) else [given] for given in await with_objects(
+        context, **{name: getattr(body, name) for name in (one, two)}))
+    for name, inputs in ((one, first), (two, second)):
+        context.check_inputs(inputs, name, context.state.max_inputs)
+    if len(first) == 1:  # otherwise each query has a list of its documents, of another order
+        context.names |= {"query": one, "documents": two}
     settings = await embedding_of(served)
     if is_missing(served) or settings is not None and settings.scores:
-        scores, tokens = await _ranked(context, served, first * (len(second) // len(first)), second, body.prompt)
+        scores, tokens = await _ranked(context, served, first * (len(second) // len(first)), second, prompt)
     else:
-        scores, tokens = await _cosines(context, served, first, second, body.prompt)
+        scores, tokens = await _cosines(context, served, first, second, prompt)
     return json_response(ScoreResponse(f"score-{context.id}", int(time.time()), body.model,
                                        [Score(at, value) for at, value in enumerate(scores)],
                                        InputUsage(tokens, tokens)))
 
 
-async def _ranked(context: Context, served: ServedModel, queries: list[str], documents: list[str],
+async def _ranked(context: Context, served: ServedModel, queries: list[Any], documents: list[Any],
                   prompt: str | None) -> tuple[list[float], int]:
     """Score pairs with a reranker. Returns the scores, and the number of prompt tokens."""
-    places: dict[str, list[int]] = {}
+    places: dict[Any, tuple[Any, list[int]]] = {}
     for at, query in enumerate(queries):
-        places.setdefault(query, []).append(at)
+        places.setdefault(query if isinstance(query, str) else id(query), (query, []))[1].append(at)
     options = {**served.target, **({} if prompt is None else {"prompt": prompt})}
-    scores, total, waiting = [0.0] * len(documents), 0, list(places.items())
+    scores, total, waiting = [0.0] * len(documents), 0, list(places.values())
     for begin in range(0, len(waiting), _CONCURRENT):
         part = waiting[begin:begin + _CONCURRENT]
         done = await run_concurrently([counted(RERANK, context.state.pool, {
@@ -108,17 +123,18 @@ async def _ranked(context: Context, served: ServedModel, queries: list[str], doc
     return scores, total
 
 
-async def _cosines(context: Context, served: ServedModel, first: list[str], second: list[str],
+async def _cosines(context: Context, served: ServedModel, first: list[Any], second: list[Any],
                    prompt: str | None) -> tuple[list[float], int]:
     """Compare embeddings. Returns the cosines, and the number of prompt tokens."""
     if prompt is not None:
-        raise Refusal("unsupported_parameter", "`prompt` requires a reranker.", "prompt")
+        field = context.field_of("prompt")
+        raise Refusal("unsupported_parameter", f"`{field}` requires a reranker.", field)
     rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, **served.target})
     return await native_calls.REQUESTS.arun(cosines, rows[:len(first)], rows[len(first):]), tokens
 
 
 OPERATIONS = (
-    Operation("POST", "/v1/score", score, ScoreRequest, ScoreResponse, "Score pairs of texts", name="score"),
+    Operation("POST", "/v1/score", score, ScoreRequest, ScoreResponse, "Score pairs of texts or images", name="score"),
 )
 
 __all__ = ["OPERATIONS"]

@@ -676,7 +676,8 @@ class TextOptions(SamplingOptions):
     allow_urls: bool = option(False, "True: fetch images at http and https URLs.", choices=(True, False))
     image_tokens: int | None = option(
         None, "maximum number of tokens of each image, for Gemma 4 only: 70, 140, 280, 560 or 1120. None: the number "
-        "in the configuration of the model's image processor; for GGUF files 280.")
+        "in the configuration of the model's image processor, for GGUF files 280; an image with OpenAI's ``detail`` "
+        "in a message has 70 (``low``) or 1120 (``high``).")
 
 
 # ---- images --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ..conversation.messages import NamedImage, NamedVideo
 from ..errors import ContextOverflow, InvalidArgument, MpoolError, Unsupported
 from ..host import native_calls
 from ..images.loading import check_image, convert_image, images_of
-from ..images.tiling import frame_size, resize_frame, tile_image, tile_video
+from ..images.tiling import frame_positions, frame_size, resize_frame, tile_image, tile_video
 from ..runtime import deadlines as _deadlines
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ MAX_IMAGES = 256
 _KEY_BYTES = 16
 #: Maximum number of patches of a frame, as in the C core.
 _MAX_PATCHES = 16384
+#: Maximum position in time of frames, as in the C core.
+_MAX_TIME = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class Images:
         tile_keys: uint8 ``[16 * tiles]``, hashes of size and pixels.
         runs: int32 ``[3 * runs]``: position in the prompt, number of rows and number of tiles of each run; 0 tiles:
             those of the run before.
-        run_keys: uint8 ``[16 * runs]``, hashes of the tiles and sources of each run.
+        run_keys: uint8 ``[16 * runs]``, hashes of the tiles, sources and time of each run.
         sources: int32 ``[rows]``, the encoder row of each placeholder row; empty: the encoder rows in order.
+        times: int32 ``[runs]``, the position in time of a run that continues a video, or -1; empty: there is none.
     """
 
     pixels: NDArray[np.uint8]
@@ -56,17 +59,21 @@ class Images:
     runs: NDArray[np.int32]
     run_keys: NDArray[np.uint8]
     sources: NDArray[np.int32]
+    times: NDArray[np.int32]
 
     def arrays(self) -> tuple[Any, ...]:
         """Return the argument ``images`` of the core's ``submit_text``."""
-        return self.pixels, self.sizes, self.tile_keys, self.runs, self.run_keys, self.sources
+        return self.pixels, self.sizes, self.tile_keys, self.runs, self.run_keys, self.sources, self.times
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: bool, deadline: float | None,
           tokens: int | None) -> list[TiledImage]:
-    settings, found = _settings(entry), []
+    settings = _settings(entry)
+    found: list[TiledImage] = []
+    details = dict.fromkeys(("high", "original"), max(settings.rows_allowed, default=0)) | {
+        "low": min(settings.rows_allowed, default=0)} if tokens is None and settings.rows_allowed else {}
     if tokens is not None:
         if tokens not in settings.rows_allowed:
             refuse("image_tokens", tokens, ", ".join(map(str, settings.rows_allowed)) + " or None"
@@ -78,17 +85,27 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
                              timeout=_deadlines.remaining(deadline, entry.key))
 
     for given in images:
-        found.append(converted(given, partial(tile_image, settings=settings, name=given.name))
-                     if isinstance(given, NamedImage) else _video(entry, given, converted))
+        if isinstance(given, NamedVideo):
+            found.append(_video(entry, given, converted))
+            continue
+        rows = details.get(given.detail) if isinstance(given.detail, str) else None
+        own = settings if rows is None else replace(settings, rows=rows)
+        found.append(converted(given, partial(tile_image, settings=own, name=given.name)))
     return found
 
 
 def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> TiledImage:
     """Read the frames of a video. ``converted``: reads an image and calls a function with it."""
-    settings = _settings(entry)
+    settings, positions = _settings(entry), list[int]()
     if settings.video is None:
         raise Unsupported(f"`{given.name}` has frames of a video; this model takes images only", param=given.name,
                           hint="Pass frames as images, or use a model such as Qwen3-VL")
+    if settings.video.around is None:
+        positions = frame_positions(given.times, given.fps, settings.video)
+        if positions[-1] > _MAX_TIME:
+            raise InvalidArgument(param=given.name_of_times, got=f"{given.times[-1] - given.times[0]:.6g} seconds",
+                                  allowed=f"at most {_MAX_TIME // settings.video.per_second:,.0f} seconds"
+                                  if settings.video.per_second else "fewer frames")
     width, height = converted(given.frames[0], _size_of)
     size = frame_size(settings, len(given.frames), height, width)
     if min(size) < 1 or size[0] * size[1] > _MAX_PATCHES * settings.image.patch_size ** 2:
@@ -97,9 +114,10 @@ def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> Ti
                                       f"{_MAX_PATCHES:,} patches", hint="Resize the frames first")
     frames = [converted(one, partial(resize_frame, settings=settings, size=size, first=(height, width), name=one.name))
               for one in given.frames]
-    token_text = entry.tokenizer().token_text
-    before, after = settings.video.around
-    return tile_video(frames, given.times, settings, (token_text(before), token_text(after)))
+    if settings.video.around is None:
+        return tile_video(frames, given.times, settings, None, positions)
+    before, after = map(entry.tokenizer().token_text, settings.video.around)
+    return tile_video(frames, given.times, settings, (before, after))
 
 
 def _size_of(image: Any) -> tuple[int, int]:
@@ -122,7 +140,8 @@ def read_images(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_u
         images: paths, URLs, bytes, arrays or Pillow images, as for :func:`mpool.vision`.
         allow_urls: True: download images from URLs.
         deadline: ``time.monotonic()`` at which downloads and decoders end; None: no deadline.
-        tokens: maximum number of tokens of an image; None: that of the model's image processor.
+        tokens: maximum number of tokens of an image; None: that of the image's ``detail`` or of the model's image
+            processor.
 
     Raises:
         InvalidArgument: a value is not an image, an image is corrupted or exceeds a limit, or there are too many.
@@ -223,15 +242,17 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage], che
     if check_context:
         _check_context(entry, len(expanded), len(ids), len(cuts))
     tiles = [tile for image in cuts for tile in image.tiles]
+    times = [run.time for run, _ in parts_of]
     in_order = all(run.sources is None for run, _ in parts_of)
     prompt_images = Images(
         pixels=np.concatenate([tile.reshape(-1) for tile in tiles]),
         sizes=np.array([side for tile in tiles for side in tile.shape[:2]], dtype=np.int32),
         tile_keys=np.frombuffer(b"".join(key for run, keys in parts_of for key in keys if run.tiles), dtype=np.uint8),
         runs=np.array(runs, dtype=np.int32),
-        run_keys=np.frombuffer(b"".join(_digest(b"" if run.sources is None else run.sources.tobytes(), *keys)
-                                        for run, keys in parts_of), dtype=np.uint8),
-        sources=np.empty(0, dtype=np.int32) if in_order else np.concatenate(sources))
+        run_keys=np.frombuffer(b"".join(_digest(np.int32(run.time).tobytes(), b"" if run.sources is None else
+                                                run.sources.tobytes(), *keys) for run, keys in parts_of), np.uint8),
+        sources=np.empty(0, dtype=np.int32) if in_order else np.concatenate(sources),
+        times=np.array([] if max(times) < 0 else times, dtype=np.int32))
     return expanded, prompt_images
 
 

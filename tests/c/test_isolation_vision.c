@@ -341,7 +341,7 @@ MP_TEST_SECONDS(isolation_vision_results_with_a_changed_byte_are_correct_or_refu
 /* Send a request through a channel, with or without images. at: index of a byte to change; < 0 = none. */
 static mp_status cross(bool images, int at, mp_error *error) {
     static const int32_t prompt[] = {1, 2, 3, 4, 5}, sizes[] = {2, 3, 1, 1}, runs[] = {1, 2, 1, 3, 1, 1},
-                         sources[] = {4, -1, 0};
+                         sources[] = {4, -1, 0}, times[] = {-1, 3};
     static const uint8_t pixels[3 * (2 * 3 + 1)] = {7, 8, 9}, keys[2 * MP_IMAGE_KEY] = {1, 2};
     static mp_wire_out out;
     static mp_wire_in in;
@@ -353,7 +353,7 @@ static mp_status cross(bool images, int at, mp_error *error) {
     if (images)
         args.images = (mp_text_image_args){.n_tiles = 2, .n_runs = 2, .sizes = sizes, .pixels = pixels,
                                            .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .spans = runs,
-                                           .sources = sources, .n_sources = 3};
+                                           .sources = sources, .n_sources = 3, .times = times, .n_times = 2};
     MP_TRY(mp_text_request_create(&args, &call, error));
     mp_item item = {.request = &call->base};
     uint64_t progress[64] = {0};
@@ -376,6 +376,7 @@ static mp_status cross(bool images, int at, mp_error *error) {
             MP_CHECK(memcmp(a->runs, b->runs, 2 * sizeof *a->runs) == 0);
             MP_CHECK(memcmp(a->pixels, b->pixels, sizeof pixels) == 0 && memcmp(a->tile_keys, b->tile_keys, 32) == 0);
             MP_CHECK(memcmp(a->run_keys, b->run_keys, 32) == 0 && memcmp(a->sources, b->sources, sizeof sources) == 0);
+            MP_CHECK(b->runs[0].time == -1 && b->runs[1].time == 3);
         }
     }
     mp_request_destroy(got);

@@ -187,6 +187,43 @@ MP_TEST(models_requests_refuse_wrong_offsets) {
     mp_request_destroy(&call->base);
 }
 
+/* Either no run has a time, or each run has one. */
+MP_TEST(models_requests_refuse_wrong_times) {
+    static const int32_t prompt[12], sizes[] = {1, 1, 1, 1}, spans[] = {1, 4, 1, 5, 4, 1};
+    static const uint8_t keys[2 * MP_IMAGE_KEY], pixels[6];
+    static const struct {
+        int32_t times[3], n_times;
+        const char *refusal; /* NULL: accepted */
+    } cases[] = {
+        {{0}, 0, NULL},
+        {{-1, 0}, 2, NULL},
+        {{-1, MP_TEXT_MAX_TIME}, 2, NULL},
+        {{-1, 0}, 1, "the number of times must be 2 to 2, got 1"},
+        {{-1, 0, 0}, 3, "the number of times must be 0 to 2, got 3"},
+        {{-2, 0}, 2, "times[0] must be -1 to 131072, got -2"},
+        {{-1, MP_TEXT_MAX_TIME + 1}, 2, "times[1] must be -1 to 131072, got 131073"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mp_text_args args = {
+            .n_prompt = 12, .prompt = prompt, .n_choices = 1, .vision = true,
+            .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .logprobs = -1},
+            .images = {.n_tiles = 2, .n_runs = 2, .n_times = cases[i].n_times, .n_bytes = 6, .sizes = sizes,
+                       .tile_keys = keys, .run_keys = keys, .spans = spans, .times = cases[i].times,
+                       .pixels = pixels},
+        };
+        mp_text_request *call;
+        mp_error error;
+        mp_status status = mp_text_request_create(&args, &call, &error);
+        MP_CHECK_STATUS(status, cases[i].refusal ? MP_INVALID_ARGUMENT : MP_OK, &error);
+        if (cases[i].refusal)
+            MP_CHECK_STR(error.message, cases[i].refusal);
+        if (!call)
+            continue;
+        MP_CHECK(call->images.runs[1].time == (cases[i].n_times ? cases[i].times[1] : -1));
+        mp_request_destroy(&call->base);
+    }
+}
+
 /* Runs of image rows are in order, do not overlap, end within the prompt, and together use all tiles. */
 MP_TEST(models_requests_refuse_wrong_image_runs) {
     static const int32_t prompt[12], sizes[] = {1, 1, 1, 1, 1, 1}, sources[8] = {0};

@@ -97,7 +97,7 @@ uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
 uint64_t mp_images_trim(mp_image_store *store);
 
 /* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions: an image
- * advances the position of the tokens after it by its longer side, in rows. */
+ * advances the position of the tokens after it by its longer side, in rows, and a video at least by its times. */
 mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request, bool axes, mp_sequence_group *group,
                           mp_error *error);
 /* Replaces placeholders by image numbers in the tokens of all sequences. Call on every admission, before anything is

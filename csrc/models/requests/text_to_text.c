@@ -11,6 +11,7 @@ static void free_images(mp_text_images *images) {
     mp_free(images->run_keys);
     mp_free(images->spans);
     mp_free(images->sources);
+    mp_free(images->times);
     mp_free(images->pixels);
     mp_free(images->offsets);
     mp_free(images->runs);
@@ -28,6 +29,8 @@ static mp_status check_images(const mp_text_image_args *args, int32_t n_prompt, 
     MP_TRY(mp_check_items_uint8_t("run_keys", args->run_keys, MP_IMAGE_KEY * runs, 0, UINT8_MAX, error));
     MP_TRY(mp_check_items_int32_t("runs", args->spans, 3 * runs, 0, INT32_MAX, error));
     MP_TRY(mp_check_items_int32_t("sources", args->sources, (size_t)args->n_sources, INT32_MIN, INT32_MAX, error));
+    MP_TRY(mp_check_range("the number of times", args->n_times, 0, args->n_runs, error));
+    MP_TRY(mp_check_items_int32_t("times", args->times, (size_t)args->n_times, -1, MP_TEXT_MAX_TIME, error));
     MP_TRY(mp_check_items_uint8_t("pixels", args->pixels, (size_t)args->n_bytes, 0, UINT8_MAX, error));
     int64_t end = 0, tiles = 0, rows = 0;
     for (int32_t r = 0; r < args->n_runs; r++) {
@@ -42,6 +45,8 @@ static mp_status check_images(const mp_text_image_args *args, int32_t n_prompt, 
     MP_TRY(mp_check_range("the tiles of all runs", tiles, args->n_tiles, args->n_tiles, error));
     if (args->n_sources)
         MP_TRY(mp_check_range("the number of sources", args->n_sources, rows, rows, error));
+    if (args->n_times)
+        MP_TRY(mp_check_range("the number of times", args->n_times, args->n_runs, args->n_runs, error));
     return mp_check_pixels(args->sizes, args->n_tiles, args->n_bytes, error);
 }
 
@@ -53,12 +58,14 @@ static bool copy_images(const mp_text_image_args *args, mp_text_images *to, uint
     to->n_tiles = args->n_tiles;
     to->n_runs = args->n_runs;
     to->n_sources = args->n_sources;
+    to->n_times = args->n_times;
     to->n_bytes = args->n_bytes;
     to->sizes = mp_request_copy(args->sizes, 2 * tiles, sizeof *to->sizes, bytes, &ok);
     to->tile_keys = mp_request_copy(args->tile_keys, MP_IMAGE_KEY * tiles, 1, bytes, &ok);
     to->run_keys = mp_request_copy(args->run_keys, MP_IMAGE_KEY * runs, 1, bytes, &ok);
     to->spans = mp_request_copy(args->spans, 3 * runs, sizeof *to->spans, bytes, &ok);
     to->sources = mp_request_copy(args->sources, sources, sizeof *to->sources, bytes, &ok);
+    to->times = mp_request_copy(args->times, (size_t)args->n_times, sizeof *to->times, bytes, &ok);
     to->pixels = mp_request_copy(args->pixels, (size_t)args->n_bytes, 1, bytes, &ok);
     to->offsets = mp_request_pixel_offsets(args->sizes, args->n_tiles, bytes, &ok);
     to->runs = ok ? mp_alloc_array((size_t)args->n_runs, sizeof *to->runs, MP_TAG_REQUEST) : NULL;
@@ -72,7 +79,8 @@ static bool copy_images(const mp_text_image_args *args, mp_text_images *to, uint
             next.tile += next.tiles;
             next.tiles = span[2];
         }
-        to->runs[r] = (mp_image_run){span[0], span[1], next.tile, next.tiles, next.source};
+        to->runs[r] = (mp_image_run){span[0], span[1], next.tile, next.tiles, next.source,
+                                     args->n_times ? args->times[r] : -1};
         next.source += span[1];
     }
     return true;

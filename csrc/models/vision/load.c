@@ -308,6 +308,21 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
     return MP_OK;
 }
 
+/* Checks a run that continues the video of the run before it: it follows at once, with tiles of its own of the same
+ * size, and not earlier in time. */
+static mp_status check_time(const mp_text_images *images, int32_t index, mp_error *error) {
+    const mp_image_run *run = &images->runs[index];
+    if (run->time < 0)
+        return MP_OK;
+    const int32_t *sizes = images->sizes + 2 * (ptrdiff_t)run->tile;
+    const bool continues = index > 0 && run->start == run[-1].start + run[-1].rows && run->tile != run[-1].tile &&
+                           run->rows == run[-1].rows && run->time >= run[-1].time && !images->sources;
+    const int32_t *before = continues ? images->sizes + 2 * (ptrdiff_t)run[-1].tile : NULL;
+    if (!before || sizes[0] != before[0] || sizes[1] != before[1])
+        return mp_fail(error, MP_INVALID_ARGUMENT, "run %d does not continue the video of the run before it", index);
+    return MP_OK;
+}
+
 static uint64_t most_parts(const mp_vision *vision, const mp_text_images *images) {
     const mp_vit *image_encoder = &vision->image_encoder;
     uint64_t parts = 0;
@@ -331,6 +346,7 @@ mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_
     for (int32_t r = 0; r < images->n_runs; r++) {
         const mp_image_run *run = &images->runs[r];
         MP_TRY(check_run(vision, images, r, error));
+        MP_TRY(check_time(images, r, error));
         for (int32_t i = run->start; i < run->start + run->rows; i++)
             rows += !known || request->prompt[i] == vision->image_token;
     }

@@ -189,24 +189,29 @@ static int32_t number_of(mp_image_store *store, const mp_image_key *key) {
     return store->last_number;
 }
 
-/* Assigns M-RoPE positions: text advances on all axes alike; the rows of an image are placed by line and column. */
+/* Assigns M-RoPE positions: text advances on all axes alike; the rows of an image are placed by line and column, and
+ * those of a video by time, too. As in the paper (arXiv:2409.12191), a token is one position after the last one of what
+ * is before it. transformers 5.24 ignores the times of a video there, but not after the prompt. */
 static void store_place(const mp_vision *vision, const mp_text_request *request, mp_request_images *own) {
     const mp_text_images *images = &request->images;
     const int32_t unit = vision->image_encoder.patch * vision->merge;
-    int32_t at = 0, next = 0;
+    int32_t at = 0, next = 0, first = 0;
     for (int32_t r = 0; r <= images->n_runs; r++) {
         const mp_image_run *run = &images->runs[r];
         for (int32_t end = r < images->n_runs ? run->start : request->n_prompt; at < end; at++, next++)
             own->positions[at][0] = own->positions[at][1] = own->positions[at][2] = next;
         if (r == images->n_runs)
             break;
+        const bool continued = run->time >= 0;
+        const int32_t time = continued ? run->time : 0;
+        first = continued ? first : next;
         const int32_t down = images->sizes[2 * run->tile] / unit, across = images->sizes[2 * run->tile + 1] / unit;
         for (int32_t i = 0; i < run->rows; i++, at++) {
-            own->positions[at][0] = next;
-            own->positions[at][1] = next + i / across;
-            own->positions[at][2] = next + i % across;
+            own->positions[at][0] = first + time;
+            own->positions[at][1] = first + i / across;
+            own->positions[at][2] = first + i % across;
         }
-        next += store_larger(down, across);
+        next = store_larger(next, first + store_larger(store_larger(down, across), time + 1));
     }
     own->shift = next - request->n_prompt;
 }

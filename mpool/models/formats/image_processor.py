@@ -278,14 +278,16 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
         read_scaling(config, CLIP_MEAN, CLIP_STD))
 
 
-def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int) -> tuple[tuple[int, int] | None, int | None,
-                                                                                   int] | None:
+def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: bool
+               ) -> tuple[tuple[int, int] | None, int | None, int] | None:
     """Read the video processor of a folder of one of Qwen's vision models; without a file, its defaults.
 
     Args:
         folder: the model folder.
         images: the image processor.
         frames: number of frames that a patch spans.
+        each: True if the limits are those of each frame: of Qwen2-VL and Qwen2.5-VL. Without a file, transformers then
+            takes the limits of images; mpool takes those with which the models were published, of 768 tokens.
 
     Returns:
         ``pixels``, ``most_rows`` and ``resample`` of :class:`~mpool.models.spec.VideoSettings`; None: frames are not
@@ -302,12 +304,20 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int) -> tup
     if any(_read_three(config, f"image_{name}", value) != value for name, value in usual.items()):
         return None
     size = config.section("size", None)
-    least, most = 128 * 32 * 32, 768 * 32 * 32
+    area = (28 if each else 32) ** 2
+    least, most = 128 * area, 768 * area
     if size is not None:
         least, most = size.int("shortest_edge", least, low=1), size.int("longest_edge", most, low=1)
         if least > most:
             size.fail("shortest_edge", least, f"at most {most}, the value of longest_edge")
-    rows = config.int("max_video_tokens", 768, low=1) if config.bool("cap_pixels_per_frame", False) else None
+    if each:
+        least, most = config.int("min_pixels", least, low=1), config.int("max_pixels", most, low=1)
+        if least > most:
+            config.fail("min_pixels", least, f"at most {most}, the value of max_pixels")
+    rows = None
+    if config.bool("cap_pixels_per_frame", False):
+        rows = config.int("max_video_tokens", 128000 if each else 768, low=1)
+        rows = int(rows * 0.9) if each else rows
     return ((least, most) if config.bool("do_resize", True) else None), rows, config.int("resample", 3, low=0, high=5)
 
 

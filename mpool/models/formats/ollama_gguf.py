@@ -2,8 +2,9 @@
 
 For some model families, Ollama's library has files with other key and tensor names than llama.cpp writes
 (https://github.com/ollama/ollama/blob/main/llama/compat/README.md lists them). Such a file may also contain an image
-encoder. :func:`image_tables` translates those of Gemma 3 and 4 and of Qwen; of other families, mpool reads the
-language model only, and the model accepts text only.
+encoder. :func:`image_tables` translates those of Gemma 3 and 4, Mistral 3 and Qwen; of other families, mpool reads the
+language model only, and the model accepts text only. Ollama has no converter for InternVL, so its models are pairs of
+llama.cpp's files.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ..spec import TensorEntry
 log = logger("mpool.models")
 
 _Tables = tuple[dict[str, Any], tuple[TensorEntry, ...]]
+#: Key of the translated tables: True if the two components of a rotary pair are half a head apart. No file has it.
+ROPE_HALVES = "clip.rope.halves"
 _IMAGE_PREFIXES = ("v.", "mm.")
 #: Prefixes of the tensors of image and audio encoders.
 _OTHER_PREFIXES = (*_IMAGE_PREFIXES, "a.")
@@ -43,6 +46,7 @@ def translated(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
     convert = _CONVERTERS.get(name) if isinstance(name, str) else None
     if convert is None or name == "gemma3" and not _is_ollama_gemma(raw, tensors) \
             or str(name).startswith("qwen3") and not _is_ollama_qwen(raw, tensors) \
+            or name == "mistral3" and not _is_ollama_mistral(raw, tensors) \
             or name == "gemma4" and not any(entry.name.startswith(_OTHER_PREFIXES) for entry in tensors):
         return raw, tensors
     log.info("the GGUF file was written by Ollama's converter: architecture %s", name)
@@ -56,7 +60,11 @@ _OWN_KEYS = {"rope.dimension_sections": "rope.mrope_section", "rope.freq_base": 
              "rope.freq_base_swa": "rope.local.freq_base", "vision.image_min_pixels": "vision.shortest_edge",
              "vision.image_max_pixels": "vision.longest_edge", "vision.n_wa_pattern": "vision.fullatt_block_indexes",
              "vision.is_deepstack_layers": "vision.deepstack_visual_indexes",
-             "vision.projector.scale_factor": "mm.tokens_per_image"}
+             "vision.projector.scale_factor": "mm.tokens_per_image", "vision.spatial_merge_size": "spatial_merge_size",
+             "rope.scaling.yarn_beta_fast": "rope.scaling.beta_fast",
+             "rope.scaling.yarn_beta_slow": "rope.scaling.beta_slow",
+             "rope.scaling.yarn_log_multiplier": "rope.scaling.mscale_all_dim",
+             "attention.temperature_scale": "rope.scaling_beta"}
 
 
 def own_keys(raw: Mapping[str, Any]) -> Callable[[str], str]:
@@ -172,9 +180,34 @@ def _qwen3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
                      for entry in _without_image_tensors(tensors) if not entry.name.startswith("mtp."))
 
 
+#: Keys of Mistral 3 in Ollama's files -> in llama.cpp's. A file without YaRN has them, too, with the value 0 or "".
+_MISTRAL_KEYS = {"rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+                 "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow", "rope.scaling.mscale": "",
+                 "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+                 "rope.scaling_beta": "attention.temperature_scale", "rope.scaling.type": "rope.scaling.type",
+                 "rope.scaling.factor": "rope.scaling.factor"}
+
+
+def _is_ollama_mistral(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> bool:
+    """Return True if Ollama's converter wrote a file of Mistral 3, whose architecture llama.cpp uses too."""
+    return any(f"mistral3.{key}" in raw for key in ("rope.scaling.beta_fast", "rope.scaling_beta")) \
+        or any(entry.name.startswith(_IMAGE_PREFIXES) for entry in tensors)
+
+
+def _mistral3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the language model of a Mistral Small 3.1 or a Ministral 3 file."""
+    for old, new in _MISTRAL_KEYS.items():
+        value = kv.pop(f"mistral3.{old}", None)
+        if value and new:
+            kv[f"mistral3.{new}"] = value
+    if kv.get("tokenizer.ggml.pre", "default") == "default":
+        kv["tokenizer.ggml.pre"] = "tekken"
+    return kv, _without_image_tensors(tensors)
+
+
 _CONVERTERS: dict[str, Callable[[dict[str, Any], tuple[TensorEntry, ...]], _Tables]] = {
     "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3, "gemma4": _gemma4, "qwen3vl": _qwen3,
-    "qwen3vlmoe": _qwen3, "qwen35": _qwen3, "qwen35moe": _qwen3}
+    "qwen3vlmoe": _qwen3, "qwen35": _qwen3, "qwen35moe": _qwen3, "mistral3": _mistral3}
 
 #: Parts of tensor names of Qwen's image encoders in Ollama's files -> in llama.cpp's projector files.
 _IMAGE_NAMES = {"v.patch_embd_0.": "v.patch_embd.", "v.patch_embd_1.weight": "v.patch_embd.weight.1",
@@ -244,9 +277,38 @@ def _gemma4_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> 
                  "clip.vision.image_mean": [0.0] * 3, "clip.vision.image_std": [1.0] * 3}, tuple(named)
 
 
+#: Parts of tensor names of Mistral 3's image encoder in Ollama's files -> in llama.cpp's projector files.
+_MISTRAL_IMAGE_NAMES = {"v.patch_conv.": "v.patch_embd.", "v.encoder_norm.": "v.pre_ln.",
+                        ".attn_output.": ".attn_out.", ".attn_norm.": ".ln1.", ".ffn_norm.": ".ln2.",
+                        "mm.linear_": "mm.", "mm.norm.": "mm.input_norm.",
+                        "mm.patch_merger.merging_layer.": "mm.patch_merger."}
+
+
+def _mistral_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the image encoder of a Mistral 3 file. Unlike llama.cpp's converter, Ollama's leaves queries and keys
+    in the order of transformers."""
+    kv: dict[str, Any] = {f"clip.vision.{key}": raw[f"mistral3.vision.{key}"] for key in (
+        "block_count", "embedding_length", "feed_forward_length", "image_size", "patch_size", "attention.head_count"
+        ) if f"mistral3.vision.{key}" in raw}
+    for key, old in (("clip.vision.spatial_merge_size", "spatial_merge_size"),
+                     ("clip.rope.freq_base", "vision.rope.freq_base")):
+        if f"mistral3.{old}" in raw:
+            kv[key] = raw[f"mistral3.{old}"]
+    kv |= {"general.architecture": "clip", "clip.projector_type": "pixtral", "clip.use_silu": True, ROPE_HALVES: True,
+           "clip.vision.attention.layer_norm_epsilon": 1e-5, **{f"clip.vision.{key}": value for key, value in
+                                                                _CLIP.items()}}
+    named = []
+    for entry in tensors:
+        name = entry.name
+        for old, new in _MISTRAL_IMAGE_NAMES.items():
+            name = name.replace(old, new)
+        named.append(replace(entry, name=name))
+    return kv, tuple(named)
+
+
 def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables | None:
     """Return the keys and tensors of the image encoder in a file of Ollama's converter, as llama.cpp's projector files
-    have them; None: the file has no encoder, or one of another family than Gemma 3, Gemma 4 and Qwen."""
+    have them; None: the file has no encoder, or one of another family than Gemma 3 and 4, Mistral 3 and Qwen."""
     name = raw.get("general.architecture")
     old = name == "qwen25vl"
     found = tuple(entry for entry in tensors if entry.name.startswith(_IMAGE_PREFIXES))
@@ -254,6 +316,8 @@ def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _T
         return _gemma_images(raw, found)
     if found and name == "gemma4":
         return _gemma4_images(raw, found)
+    if found and name == "mistral3":
+        return _mistral_images(raw, found)
     if not found or not old and _CONVERTERS.get(str(name)) is not _qwen3:
         return None
     lists = ("fullatt_block_indexes", "deepstack_visual_indexes")

@@ -310,6 +310,7 @@ def read_qwen(config: Fields) -> VisionModel:
     if found.output != width:
         vision.fail(found.output_key, vision.get(found.output_key), f"{width}, the decoder's hidden_size")
     token = image_token(config, usual.token)
+    per_second = vision.number("tokens_per_second", 4, above=0.0, most=1000.0) if name == "qwen2_5_vl" else None
 
     def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
         processor = image_processor.read_dynamic_size(folder)
@@ -321,14 +322,15 @@ def read_qwen(config: Fields) -> VisionModel:
                               image_size=encoder.image_size, any_size=True)
         max_pixels = min(processor.max_pixels, MAX_PATCHES * encoder.patch_size ** 2)
         frames = cast(int, encoder.kv["mpool.image.frames"])
-        video = image_processor.read_video(folder, processor, frames) if usual.interleaved else None
+        video = image_processor.read_video(folder, processor, frames, not usual.interleaved)
         marks = [config.int(name, default, low=0) for name, default in zip(
             ("video_token_id", "vision_start_token_id", "vision_end_token_id"), usual.video)]
         return VisionSettings(scheme="any", image=image, image_token_id=token, merge=merge,
                               pixels=(min(processor.min_pixels, max_pixels), max_pixels)
                               if processor.resize else None,
-                              video=None if video is None else VideoSettings(marks[0], (marks[1], marks[2]), frames,
-                                                                             *video)), processor.kv
+                              video=None if video is None else VideoSettings(
+                                  marks[0], (marks[1], marks[2]) if usual.interleaved else None, frames, *video,
+                                  per_second)), processor.kv
 
     return VisionModel(encoder.architecture, text, encoder, _qwen_projector(found, width), {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,

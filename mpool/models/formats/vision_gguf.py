@@ -183,6 +183,9 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
     if name == "qwen3_vl" and min(marks) >= 0:  # the files have no settings for videos; transformers' defaults
         settings = replace(settings, video=VideoSettings(marks[0], (marks[1], marks[2]), 2, (1 << 17, 768 << 10), None,
                                                          3))
+    elif name in ("qwen2_vl", "qwen2_5_vl") and marks[0] >= 0:  # and two positions per second, as in published models
+        settings = replace(settings, video=VideoSettings(marks[0], None, 2, (128 * 28 ** 2, 768 * 28 ** 2), None, 3,
+                                                         2.0 if name == "qwen2_5_vl" else None))
     return replace(text, capability="vision", spec=spec, vision=settings)
 
 
@@ -344,8 +347,9 @@ def _more_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSe
         else "gelu"
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=("exact", side, side), crop=None,
                           resample=_BICUBIC, patch_size=patch, image_size=side, any_size=not grid)
-    if lines:  # files have the rotary pairs of llama.cpp, which stand side by side
-        kv |= {"mpool.image.gated": True, "mpool.image.frames": 1, "mpool.image.rope_neox": False,
+    if lines:  # files have the rotary pairs of llama.cpp, which stand side by side, except for Ollama's own
+        kv |= {"mpool.image.gated": True, "mpool.image.frames": 1,
+               "mpool.image.rope_neox": table.bool(ollama_gguf.ROPE_HALVES, False),
                "mpool.image.rope_base": table.number("clip.rope.freq_base", 10000.0, above=0.0)}
         longest = pixtral.longest_side(side, patch)
         kv["mpool.vision.patches"] = pixtral.most_patches(longest, patch, merge)

@@ -8,6 +8,7 @@ from ...checks import shown
 from ...conversation.tool_schemas import ToolFields
 from .. import formats, thinking
 from ..errors import Refusal
+from ..sampling import image_tokens
 from .structs import (
     AnthropicMessage,
     Base64Source,
@@ -64,6 +65,7 @@ async def options_of(context: Context, served: ServedModel, body: ConversationRe
     found |= await thinking.anthropic_options(
         served, None if wanted is None else wanted.type != "disabled", None if wanted is None else wanted.budget_tokens,
         None if config is None else config.effort)
+    found |= await image_tokens(context, served, body.image_tokens)
     if body.turns[-1].role == "assistant":
         found["template_options"] = {**found.get("template_options", {}), "continue_final_message": True}
     return found

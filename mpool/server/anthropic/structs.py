@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops, Text
+from ..fields import Fields, ImageTokens, MaxTokens, Name, SamplingFields, Stops, Text
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
@@ -174,7 +174,8 @@ class OutputConfig(Fields):
 
 class ConversationRequest(SamplingFields, kw_only=True):
     """Fields of the requests with a conversation. ``output_format`` is the older name of ``output_config.format``.
-    ``messages`` may be a text (an extension), which is one message of the user."""
+    ``messages`` may be a text (an extension), which is one message of the user. ``image_tokens`` (an extension) is the
+    maximum number of tokens per image, for models that have a choice (Gemma 4)."""
 
     model: Name
     messages: Text | Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=10_000)]
@@ -185,6 +186,7 @@ class ConversationRequest(SamplingFields, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     cache_control: Any = None
+    image_tokens: ImageTokens | None = None
 
     @property
     def turns(self) -> list[AnthropicMessage]:

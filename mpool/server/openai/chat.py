@@ -10,11 +10,12 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio
+from ...checks import shown
 from .. import formats, thinking
 from ..errors import Refusal
 from ..image_urls import with_images
 from ..operations import Context, Operation, check_logprobs, json_response
-from ..sampling import sampling
+from ..sampling import image_tokens, sampling
 from ..streaming import EVENTS
 from .structs import (
     CallDelta,
@@ -68,6 +69,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     messages, options = await context.converted(convert)
     messages = served.with_system(await with_images(context, messages))
     options |= await thinking.openai_options(served, body.reasoning_effort)
+    options |= await image_tokens(context, served, *_image_tokens(context, body))
     variables = {**template_variables(body.chat_template_kwargs or {}), **prompt_end(body)}
     if variables:
         options["template_options"] = {**options.get("template_options", {}), **variables}
@@ -99,6 +101,23 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     choices = [ChatChoice(one.index, _response_message(one), _logprobs(served, one.logprobs),
                           _finish(one.finish_reason) or "stop", _limit(one)) for one in done.choices]
     return json_response(ChatResponse(name, created, body.model, choices, usage_of([done])))
+
+
+def _image_tokens(context: Context, body: ChatRequest) -> tuple[int | None, str]:
+    """Return the number of tokens per image and the field that has it: ``image_tokens``, or that of vLLM."""
+    name = "mm_processor_kwargs"
+    for key in body.mm_processor_kwargs or ():
+        if key != "max_soft_tokens":
+            context.ignore(f"{name}.{key}", f"`{name}` must have `max_soft_tokens` only, got {shown(key)}.", name)
+    given = (body.mm_processor_kwargs or {}).get("max_soft_tokens")
+    if given is None:
+        return body.image_tokens, "image_tokens"
+    name = f"{name}.max_soft_tokens"
+    if body.image_tokens is not None:
+        raise Refusal("invalid_value", f"`image_tokens` and `{name}` exclude each other.", "image_tokens")
+    if type(given) is not int or given < 1:
+        raise Refusal("invalid_value", f"`{name}` must be an integer of at least 1, got {shown(given)}.", name)
+    return given, name
 
 
 def _finish(reason: str | None) -> Literal["stop", "length", "tool_calls"] | None:
@@ -189,7 +208,8 @@ def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, ImagePart):
         given = part.image_url
         url, name = (given, "image_url") if isinstance(given, str) else (given.url, "image_url.url")
-        return {"type": "image", "image": context.image(url, f"{where}.{name}")}
+        return {"type": "image", "image": context.image(url, f"{where}.{name}"),
+                "detail": None if isinstance(given, str) else given.detail}
     if isinstance(part, VideoURLPart):
         raise Refusal("unsupported_parameter", f"`{where}` must not be a video file. Send the frames of the video: "
                                                '{"type": "video", "video": ["data:image/jpeg;base64,...", ...], '

@@ -140,7 +140,8 @@ class _Conversation:
 
     def _part(self, part: Any, where: str) -> dict[str, Any]:
         if isinstance(part, InputImage):
-            return {"type": "image", "image": self._context.image(part.image_url, f"{where}.image_url")}
+            return {"type": "image", "image": self._context.image(part.image_url, f"{where}.image_url"),
+                    "detail": part.detail}
         text = part.refusal if isinstance(part, Refused) else part.text
         return {"type": "text", "text": self._context.check_text(text, where)}
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..fields import Fields, MaxTokens, Name, SamplingFields, Text
+from ..fields import Fields, ImageTokens, MaxTokens, Name, SamplingFields, Text
 
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -22,7 +22,8 @@ class InputText(Fields, tag_field="type", tag="input_text"):
 
 class InputImage(Fields, tag_field="type", tag="input_image"):
     """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
-    ``detail`` and ``prompt_cache_breakpoint`` are ignored."""
+    With a model that has a choice of tokens per image, ``detail`` selects the smallest number (``low``) or the largest
+    one (``high``, ``original``); it is ignored otherwise. ``prompt_cache_breakpoint`` is ignored."""
 
     image_url: str
     detail: str | None = None
@@ -116,7 +117,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     """An input to respond to: a text, or messages, function calls and their results.
 
     ``previous_response_id`` continues a conversation. The server keeps the latest conversations in memory, unless
-    ``store`` is false. ``tools`` are functions, and namespaces of functions. ``background``, ``conversation`` and
+    ``store`` is false. ``tools`` are functions, and namespaces of functions. ``image_tokens`` (an extension) is the
+    maximum number of tokens per image, for models that have a choice (Gemma 4). ``background``, ``conversation`` and
     ``prompt`` are refused. ``include``, ``metadata``, ``truncation``, ``service_tier``, ``user``,
     ``safety_identifier``, ``max_tool_calls``, ``stream_options``, ``prompt_cache_key``, ``prompt_cache_retention`` and
     ``prompt_cache_options`` are ignored."""
@@ -147,6 +149,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
+    image_tokens: ImageTokens | None = None
 
 
 # ---- responses -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from .. import formats, response_memory, thinking
 from ..errors import Refusal
 from ..image_urls import with_images
 from ..operations import LONG, Context, Operation, json_response
-from ..sampling import sampling
+from ..sampling import image_tokens, sampling
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
 from . import namespaces
 from .response_input import messages_of
@@ -66,6 +66,7 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
     messages = await with_images(context, messages)
     more |= await thinking.openai_options(served, None if body.reasoning is None else body.reasoning.effort,
                                           "reasoning.effort")
+    more |= await image_tokens(context, served, body.image_tokens)
     options = sampling(context, served, body, body.max_output_tokens) | more
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..fields import ConstraintFields, Fields, MaxTokens, Name, SamplingFields, Stops, Text, Token
+from ..fields import ConstraintFields, Fields, ImageTokens, MaxTokens, Name, SamplingFields, Stops, Text, Token
 
 Count = Annotated[int, Meta(ge=1, le=128)]
 #: One text, its token ids, or a list of either.
@@ -49,7 +49,8 @@ class ModelList(Struct):
 
 class ImageURL(Fields):
     """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
-    ``detail`` is ignored."""
+    In a conversation with a model that has a choice of tokens per image, ``detail`` selects the smallest number
+    (``low``) or the largest one (``high``, ``original``); it is ignored otherwise."""
 
     url: str
     detail: str | None = None
@@ -402,6 +403,9 @@ class ChatRequest(TextRequest, kw_only=True):
       ``reasoning_effort``.
     - ``continue_final_message`` and ``add_generation_prompt`` (of vLLM): the completion continues the last message, or
       the prompt does not end with the start of a message of the assistant. They exclude each other.
+    - ``image_tokens`` (an extension) is the maximum number of tokens per image, for models that have a choice (Gemma
+      4); it takes precedence over ``detail`` of images. ``max_soft_tokens`` in ``mm_processor_kwargs`` (of vLLM) means
+      the same.
     - ``verbosity``, ``prediction`` and ``modalities`` (only text) are ignored."""
 
     messages: Messages
@@ -418,6 +422,8 @@ class ChatRequest(TextRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    image_tokens: ImageTokens | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class TopToken(Struct):

@@ -182,6 +182,15 @@ OLLAMA = {"v.position_embd.": "v.pos_embed.", "v.patch_embd.": "v.patch_embed.",
           ".fc2.": ".linear_fc2."}
 OLDER = {"v.patch_embd.weight.1": "v.patch_embd_1.weight", "v.patch_embd.weight": "v.patch_embd_0.weight",
          "v.post_ln.": "v.merger.ln_q.", "mm.": "v.merger.mlp."}
+#: The same for Mistral 3.
+MISTRAL = {"v.patch_embd.": "v.patch_conv.", "v.pre_ln.": "v.encoder_norm.", ".attn_out.": ".attn_output.",
+           ".ln1.": ".attn_norm.", ".ln2.": ".ffn_norm.", "mm.1.": "mm.linear_1.", "mm.2.": "mm.linear_2.",
+           "mm.input_norm.": "mm.norm.", "mm.patch_merger.": "mm.patch_merger.merging_layer."}
+#: Keys of Mistral 3 that Ollama's converter writes under another name.
+MISTRAL_KEYS = {"rope.scaling.yarn_beta_fast": "rope.scaling.beta_fast",
+                "rope.scaling.yarn_beta_slow": "rope.scaling.beta_slow",
+                "rope.scaling.yarn_log_multiplier": "rope.scaling.mscale_all_dim",
+                "attention.temperature_scale": "rope.scaling_beta"}
 IMAGE_KEYS = ("block_count", "embedding_length", "attention.head_count", "attention.layer_norm_epsilon", "patch_size",
               "window_size", "feed_forward_length", "projector.scale_factor")
 #: The same for Gemma 3, whose keys are those of llama.cpp but for the sides of the bases of RoPE.
@@ -202,10 +211,13 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
     copied = {key.replace(f"{old}.", f"{arch}.", 1): field for key, field in one.fields.items()
               if not key.startswith("GGUF.") and key != "general.architecture"}
     copied |= {f"{arch}.vision.{key}": other.fields[f"clip.vision.{key}"] for key in
-               (GEMMA_KEYS if arch == "gemma3" else IMAGE_KEYS) if f"clip.vision.{key}" in other.fields}
+               (GEMMA_KEYS if arch in ("gemma3", "mistral3") else IMAGE_KEYS) if f"clip.vision.{key}" in other.fields}
     for key, field in copied.items():
         value = field.contents()
         key = GEMMA_ROPE.get(key, key)
+        if arch == "mistral3":
+            key = f"{arch}.{MISTRAL_KEYS.get(key.removeprefix('mistral3.'), key.removeprefix('mistral3.'))}" \
+                if key.startswith("mistral3.") else key
         if key.endswith("rope.dimension_sections"):
             key, value = f"{arch}.rope.mrope_section", value[:3]
         if arch.startswith("qwen35") and key.endswith("attention.head_count_kv"):
@@ -230,6 +242,20 @@ def ollama(text: Path, image: Path, path: Path) -> Path:
         writer.add_array(f"{arch}.vision.fullatt_block_indexes",
                          [other.fields["clip.vision.n_wa_pattern"].contents() - 1])
         names = OLDER
+    elif arch == "mistral3":
+        writer.add_uint32(f"{arch}.spatial_merge_size", other.fields["clip.vision.spatial_merge_size"].contents())
+        writer.add_float32(f"{arch}.vision.rope.freq_base", 10000.0)
+        for key in ("beta_fast", "beta_slow"):  # zero without YaRN
+            if f"{arch}.rope.scaling.yarn_{key}" not in copied:
+                writer.add_float32(f"{arch}.rope.scaling.{key}", 0.0)
+        if f"{arch}.rope.scaling.type" not in copied:
+            writer.add_string(f"{arch}.rope.scaling.type", "")
+        del parts["v.token_embd.img_break"]
+        heads = other.fields["clip.vision.attention.head_count"].contents()
+        for name, value in parts.items():
+            if ".attn_q." in name or ".attn_k." in name:
+                parts[name] = value.reshape(heads, -1, 2, value.shape[-1]).swapaxes(1, 2).reshape(value.shape)
+        names = MISTRAL
     else:
         taps = [i for i, tap in enumerate(other.fields["clip.vision.is_deepstack_layers"].contents()) if tap]
         writer.add_array(f"{arch}.vision.deepstack_visual_indexes", taps)

@@ -1,5 +1,6 @@
 """Frames of videos compared with transformers in float32: the prompt with its times, resized frames, logits."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,8 @@ import pytest
 
 import mpool
 from mpool import errors
+from mpool.images.tiling import frame_positions
+from mpool.models.spec import VideoSettings
 from mpool.tasks.requests import chat_request
 
 import visionmodels
@@ -20,6 +23,8 @@ from visionparity import relative, run
 
 TOLERANCE = 1e-4
 VIDEO = 156
+#: Families whose prompts have no texts between frames: M-RoPE has the times.
+TIMED = ("qwen2_vl", "qwen2_5_vl")
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] %}"
             "{% if part['type'] == 'image' %}{{ 'w20 <image> w21 ' }}{% elif part['type'] == 'video' %}{{ 'w156 ' }}"
@@ -37,11 +42,11 @@ def save(name: str, folder: Path, **processor: Any) -> Any:
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     (folder / "video_preprocessor_config.json").write_text(json.dumps({
         "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "image_mean": MEAN, "image_std": STD,
-        "video_processor_type": "Qwen3VLVideoProcessor", **processor}))
+        "video_processor_type": "Qwen2VLVideoProcessor" if name in TIMED else "Qwen3VLVideoProcessor", **processor}))
     return model
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
+@pytest.fixture(scope="module", params=[*TIMED, "qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp(request.param)
     model = save(request.param, folder, do_resize=False)
@@ -65,8 +70,26 @@ def processed(video: list[np.ndarray]) -> dict[str, Any]:
             "video_grid_thw": torch.tensor([[count // 2, height // 4, width // 4]])}
 
 
-def logits(model: Any, made: Any, video: list[np.ndarray], pixels: np.ndarray | None) -> np.ndarray:
-    ids = torch.from_numpy(made.prompt.astype(np.int64))[None].clone()
+def positions(model: Any, ids: Any, kinds: Any, given: dict[str, Any]) -> Any:
+    """Return the positions of transformers, but tokens after a video follow its last position, in time, too, as the
+    paper has it (arXiv:2409.12191). Version 5.24 does so after the prompt only."""
+    found = model.model.get_rope_index(ids, kinds, **{
+        name: value for name, value in given.items() if "pixel" not in name})[0]
+    made, start, longest = found.clone(), 0, 0
+    for kind, group in itertools.groupby(range(ids.shape[1]), lambda at: int(kinds[0, at])):
+        own = list(group)
+        made[:, 0, own] += start - found[0, 0, own[0]]
+        start = int(made[:, 0, own].max()) + 1
+        if kind == 2:
+            longest = max(int((made[axis, 0, own] - made[axis, 0, own[0]]).max()) for axis in range(3))
+            if longest < int(given["video_grid_thw"][0, 1:].max()) // 2:
+                return found
+    return made
+
+
+def logits(model: Any, made: Any, video: list[np.ndarray], pixels: np.ndarray | None, after: tuple[int, ...] = (),
+           fps: float = 2) -> np.ndarray:
+    ids = torch.from_numpy(np.append(made.prompt, after).astype(np.int64))[None]
     rows = video[0].shape[0] * video[0].shape[1] // 64 * ((len(video) + 1) // 2)
     places = torch.nonzero(ids[0] == IMAGE)[:, 0]
     ids[0, places[:rows]] = VIDEO
@@ -75,6 +98,10 @@ def logits(model: Any, made: Any, video: list[np.ndarray], pixels: np.ndarray | 
         seen = visionmodels.processed("qwen3_vl", pixels)
         given |= {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
     kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    if model.mpool_family == "qwen2_5_vl":
+        given["second_per_grid_ts"] = torch.tensor([2 / fps])
+    if model.mpool_family in TIMED:
+        given["position_ids"] = positions(model, ids, kinds, given)
     with torch.no_grad():
         return model(input_ids=ids, mm_token_type_ids=kinds, **given).logits[0].numpy()
 
@@ -90,8 +117,46 @@ def test_logits(family: Any, count: int) -> None:
             content.append({"type": "image", "image": pixels})
         made = asked(pool, folder, [*content, {"type": "text", "text": "w40 w41"}])
         assert len(made.images.runs) == 3 * ((count + 1) // 2 + (pixels is not None))
-        assert relative(run(pool, made, prompt_logits=True).prompt_logits(), logits(model, made, video, pixels)) \
-            <= TOLERANCE
+        found = run(pool, made, prompt_logits=True, max_tokens=3, ignore_eos=True)
+        after = found.tokens(0)[0].tolist()
+        if not {IMAGE, VIDEO}.isdisjoint(after):  # transformers would look for further images
+            after = after[:1]
+        wanted = logits(model, made, video, pixels, after[:-1])
+        assert relative(found.prompt_logits(), wanted[:len(made.prompt)]) <= TOLERANCE
+        assert wanted[len(made.prompt) - 1:].argmax(-1).tolist() == after
+
+
+@pytest.mark.parametrize("fps", [0.5, 1.7, 30, None])
+def test_times_of_frames(fps: float | None, tmp_path: Path) -> None:
+    """The same frames at other times are another prompt, whose rows the prefix cache does not have."""
+    model = save("qwen2_5_vl", tmp_path, do_resize=False)
+    video, seen = frames(9), []  # 75 tokens, more than a block of the prefix cache
+    times = {"timestamps": [0, 0.9, 1.1, 4, 9.4, 9.4, 10, 10, 11]} if fps is None else {"fps": fps}
+    for given in (({"fps": 2}, times), (times,)):
+        with mpool.Pool() as pool:
+            for own in given:
+                made = asked(pool, tmp_path, [{"type": "video", "video": video, **own}, {"type": "text",
+                                                                                        "text": "w40"}])
+                found = run(pool, made, max_tokens=4, logprobs=0, ignore_eos=True)
+                seen.append(found.tokens(0)[1].tolist())
+            assert made.images.times.tolist() == [-1, *{0.5: (16, 32, 48, 64), 1.7: (4, 9, 14, 18), 30: (0, 0, 0, 1),
+                                                        None: (4, 37, 40, 44)}[fps]]
+            if fps is not None:
+                values = run(pool, made, prompt_logits=True).prompt_logits()
+                assert relative(values, logits(model, made, video, None, fps=fps)) <= TOLERANCE
+    assert seen[1] == seen[2] != seen[0]
+
+
+def test_positions_round_like_those_of_transformers() -> None:
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+
+    video = VideoSettings(0, None, 2, None, None, 3, 2.0)
+    for fps in (0.3, 0.7, 1.1, 2, 3, 5, 6, 7, 12, 24, 25, 29.97, 49, 60, 98):
+        times = [at / fps for at in range(601)]
+        step = 2.0 * torch.tensor([2 / fps])[0]
+        wanted = Qwen2_5_VLModel.get_vision_position_ids(None, 0, torch.tensor([301, 1, 1]), 1, 1, step)[0]
+        assert frame_positions(times, fps, video) == wanted.tolist()
+    assert frame_positions(times, 7, VideoSettings(0, None, 2, None, None, 3)) == list(range(301))
 
 
 def test_frames_in_a_process_and_later_questions(family: Any) -> None:
@@ -125,6 +190,40 @@ def test_frames_are_of_one_run(family: Any) -> None:
                                   runs=np.array([*made.images.runs, len(made.prompt), 2 * rows, 0], np.int32)))
     with pytest.raises(errors.InvalidArgument, match="run 0 has"):
         run(pool, made)
+
+
+def test_times_belong_to_a_video(tmp_path: Path) -> None:
+    """A run with a time follows at once a run of the same size, and not earlier."""
+    save("qwen2_vl", tmp_path, do_resize=False)
+    with mpool.Pool() as pool:
+        made = asked(pool, tmp_path, [{"type": "video", "video": frames(6), "fps": 2}, {"type": "text", "text": "w40"}])
+        images, (one, two, three) = made.images, np.split(made.images.runs, 3)
+        assert images.times.tolist() == [-1, 1, 2]
+        apart = np.concatenate([made.prompt[:two[0]], made.prompt[-1:], made.prompt[two[0]:]])
+        wrong = [replace(made, images=replace(images, times=np.array(times, np.int32)))
+                 for times in ([0, 1, 2], [-1, 2, 1])]
+        wrong.append(replace(made, prompt=apart, images=replace(images, runs=np.concatenate(
+            [one, two + [1, 0, 0], three + [1, 0, 0]]).astype(np.int32))))
+        sizes = images.sizes.copy()
+        sizes[-4:] = [40, 24, 40, 24]
+        wrong.append(replace(made, images=replace(images, sizes=sizes)))
+        for request in wrong:
+            with pytest.raises(errors.InvalidArgument, match="does not continue the video"):
+                run(pool, request)
+        run(pool, made)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_prompt_without_texts_between_frames(tmp_path: Path, name: str) -> None:
+    """The chat template writes what is around a video."""
+    from tokenizers import Tokenizer
+
+    save(name, tmp_path, do_resize=False)
+    with mpool.Pool() as pool:
+        made = asked(pool, tmp_path, [{"type": "video", "video": frames(5), "fps": 2}, {"type": "text", "text": "w40"}])
+    text = f"user : {'<image>' * 45} w40 assistant : "
+    assert made.prompt.tolist() == Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(
+        text, add_special_tokens=False).ids
 
 
 def test_prompt_around_frames(tmp_path: Path) -> None:
@@ -167,6 +266,30 @@ def test_sizes_of_frames(tmp_path: Path, size: tuple[int, int], cap: bool) -> No
     assert np.array_equal(made.images.pixels.reshape(4, high, wide, 3), wanted)
 
 
+@pytest.mark.parametrize("size", [(60, 90), (33, 41), (300, 24), (17, 64), (5, 40)])
+@pytest.mark.parametrize("cap", [False, True])
+def test_sizes_of_frames_one_by_one(tmp_path: Path, size: tuple[int, int], cap: bool) -> None:
+    """The limits of Qwen2-VL's processor are those of a frame."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    save("qwen2_vl", tmp_path, min_pixels=2000, size={"shortest_edge": 1, "longest_edge": 5000},
+         cap_pixels_per_frame=cap, max_video_tokens=100)
+    with mpool.Pool() as pool:
+        made = asked(pool, tmp_path, [{"type": "video", "video": frames(3, *size), "fps": 2}, {"type": "text",
+                                                                                              "text": "w40"}])
+    limit = max(min(5000, int(100 * 64 * 0.9) * 2 // 3), 2100) if cap else 5000
+    assert made.images.sizes.reshape(-1, 2).tolist() == [list(smart_resize(*size, 8, 2000, limit))] * 4
+
+
+def test_frames_span_a_limited_time(tmp_path: Path) -> None:
+    save("qwen2_5_vl", tmp_path)
+    with mpool.Pool() as pool:
+        for times in ({"timestamps": [0, 1, 40000, 40000]}, {"fps": 1e-5}):
+            with pytest.raises(errors.InvalidArgument) as caught:
+                asked(pool, tmp_path, [{"type": "video", "video": frames(4), **times}, {"type": "text", "text": "w40"}])
+            assert caught.value.param == f"messages[0].content[0].{next(iter(times))}"
+
+
 @pytest.mark.parametrize("part, param", [
     ({"video": "film.mp4", "fps": 2}, "messages[0].content[0].video"),
     ({"video": [], "fps": 2}, "messages[0].content[0].video"),
@@ -186,9 +309,8 @@ def test_bad_frames(family: Any, part: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava"])
-def test_models_without_frames(tmp_path: Path, name: str) -> None:
-    visionmodels.save(visionmodels.make(name, 1, 2), name, tmp_path)
+def test_models_without_frames(tmp_path: Path) -> None:
+    visionmodels.save(visionmodels.make("llava", 1, 2), "llava", tmp_path)
     with mpool.Pool() as pool:
         for part in ({"type": "video", "video": frames(2), "fps": 1}, {"type": "video_url", "video_url": {"url": "x"}}):
             with pytest.raises(errors.Unsupported) as caught:

@@ -14,7 +14,7 @@ import pytest
 import mpool
 from mpool import errors
 from mpool.models.formats import vision_folder
-from mpool.tasks.requests import vision_request
+from mpool.tasks.requests import chat_request, vision_request
 
 import visionmodels
 from paritymodels import torch
@@ -230,6 +230,25 @@ def test_number_of_tokens_of_an_image(tmp_path: Path, given: int | None, size: t
     height, width = made.images.sizes.tolist()
     assert (height, width) == size
     assert made.images.runs[1] == done["num_soft_tokens_per_image"][0] == height * width // 144
+
+
+@pytest.mark.parametrize("details, rows", [(("low", "high", "auto"), (70, 1120, 126)), ((None, "original", 7),
+                                                                                         (126, 1120, 126))])
+def test_detail_of_an_image(tmp_path: Path, details: tuple[Any, ...], rows: tuple[int, ...]) -> None:
+    """``detail`` of OpenAI's API selects the number of tokens of one image; ``image_tokens`` takes precedence."""
+    model = visionmodels.make("gemma4", 1, 1)
+    model.config.text_config.max_position_embeddings = 4096
+    folder = visionmodels.save(model, "gemma4", tmp_path)
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_soft_tokens": 140}))
+    pixels = random_images([(63, 90)])[0]
+    parts = [{"type": "image", "image": pixels, "detail": detail} for detail in details]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "w10"}]}]
+    with mpool.Pool() as pool:
+        made, same = (chat_request(pool, messages, str(folder), options, None, "vision")
+                      for options in ({}, {"image_tokens": 280}))
+    assert made.images.runs[1::3].tolist() == list(rows)
+    assert len(set(same.images.runs[1::3])) == 1
 
 
 def test_only_gemma4_has_a_number_of_tokens(tmp_path: Path) -> None:

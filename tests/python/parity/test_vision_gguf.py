@@ -11,6 +11,7 @@ import pytest
 import mpool
 from mpool import errors
 from mpool.models.describing import describe_resolved
+from mpool.models.formats import ollama_gguf
 from mpool.models.sources import Resolved
 from mpool.tasks.requests import vision_request
 
@@ -71,7 +72,7 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma4", "gemma4_small", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe",
-                                    "qwen3_5", "qwen3_5_moe"])
+                                    "qwen3_5", "qwen3_5_moe", "mistral3"])
 def test_files_of_ollamas_converter_see(tmp_path: Path, family: str) -> None:
     """Ollama's files hold the language model and the image encoder, under names of their own."""
     model = visionmodels.randomised(family)
@@ -91,6 +92,15 @@ def test_files_of_ollamas_converter_see(tmp_path: Path, family: str) -> None:
     rows, logits = reference(model, made, images)
     assert relative(ticket.image_rows(), rows) <= 1e-4
     assert relative(ticket.prompt_logits(), logits) <= 1e-4
+
+
+def test_ollamas_mistral_without_yarn() -> None:
+    """Its converter writes the keys of YaRN always, with the value 0 or "", and does not know the pre-tokenizer."""
+    kept = {"general.architecture": "mistral3", "mistral3.rope.freq_base": 1e6}
+    given = {f"mistral3.rope.{key}": 0.0 for key in ("scaling.factor", "scaling.beta_fast", "scaling.beta_slow")}
+    found, _ = ollama_gguf.translated({**kept, **given, "mistral3.rope.scaling.type": "",
+                                       "tokenizer.ggml.pre": "default"}, ())
+    assert found == {**kept, "tokenizer.ggml.pre": "tekken"}
 
 
 def test_a_downloaded_projector_of_no_use_leaves_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -121,7 +121,41 @@ def test_shapes_of_rankings(server: Any) -> None:
         assert [one["relevance_score"] for one in found["results"]] == [one.score for one in wanted]
 
 
+def test_scores_of_images(server: Any) -> None:
+    """In the shapes of vLLM: with a reranker, one query for all documents or one each; cosines with an embedder."""
+    pool = server.state.pool
+    photo, other = {"image": PHOTO}, {"image": image(2, 50, 70), "text": "w41"}
+    document = {"content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(other['image'])}"}},
+                            {"type": "text", "text": "w41"}]}
+
+    def scores(model: str, **body: Any) -> list[float]:
+        status, found = ask(server, "/v1/score", {"model": model, **body})
+        assert status == 200, found
+        return [one["score"] for one in found["data"]]
+
+    def ranked(query: Any, documents: list[Any], **options: Any) -> list[float]:
+        found = pool.rerank(query, documents, "reranker", **options)
+        return [score for _, score in sorted((one.index, one.score) for one in found.results)]
+
+    query = {"content": [PART]}
+    for one, two in (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items")):
+        assert scores("reranker", **{one: query, two: ["w40", document]}) == ranked(photo, ["w40", other])
+    assert scores("reranker", text_1="w40", text_2=document) == ranked("w40", [other])
+    pairs = scores("reranker", text_1=[query, "w40", document], text_2=["w40", document, "w42"])
+    assert pairs == [*ranked(photo, ["w40"]), *ranked("w40", [other]), *ranked(other, ["w42"])]
+    asked = scores("reranker", text_1=query, text_2="w40", instruction="w50 w51")
+    assert asked == ranked(photo, ["w40"], prompt="w50 w51") != ranked(photo, ["w40"])
+    left, right = pool.embed([photo, other], "embedder")
+    cosine = left @ right / np.linalg.norm(left) / np.linalg.norm(right)
+    assert scores("embedder", data_1=query, data_2=document) == pytest.approx([cosine], abs=1e-5)
+
+
 @pytest.mark.parametrize("path, body, param", [
+    ("score", {"text_1": {"content": [{}]}, "text_2": "w40"}, "text_1.content[0]"),
+    ("score", {"text_1": "w40", "text_2": ["w40", {"image": "no image"}]}, "text_2[1].image"),
+    ("score", {"text_1": "w40", "data_1": "w41", "text_2": "w40"}, "text_1"), ("score", {"data_1": "w40"}, "text_2"),
+    ("score", {"data_1": ["w40", {"image": URL}], "data_2": ["w40"] * 3}, "data_1"),
+    ("score", {"queries": "w40", "items": "w41", "prompt": "w50", "instruction": "w50"}, "instruction"),
     ("embeddings", {"input": [{"image": "no image"}]}, "input[0].image"),
     ("embeddings", {"input": ["w40", {"image_url": {"url": "/etc/passwd"}}]}, "input[1].image_url"),
     ("embeddings", {"input": {"image": "https://example.com/a.png"}}, "input.image"),
@@ -145,7 +179,7 @@ def test_shapes_of_rankings(server: Any) -> None:
     ("rerank", {"query": "w40", "documents": [{"image_url": URL, "text": "w41"}, {"content": [{}]}]},
      "documents[1].content[0]")])
 def test_bad_inputs_are_refused(server: Any, path: str, body: dict[str, Any], param: str) -> None:
-    model = "reranker" if path == "rerank" else "embedder"
+    model = "reranker" if path in ("rerank", "score") else "embedder"
     status, found = ask(server, f"/v1/{path}", {"model": model, **body})
     assert (status, found["error"]["param"]) == (400, param), found
 

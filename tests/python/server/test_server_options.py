@@ -22,7 +22,6 @@ from mpool.tasks.verbs import VERBS
 REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
     "chat": (openai.ChatRequest, {
         "compute": "a setting of the server", "capture": "writes files", "allow_urls": "a setting of the server",
-        "image_tokens": "as the model's files say",
         "template_options": "`chat_template_kwargs`", "adapter": "`model`: MODEL:ADAPTER",
         "context_length": "only Ollama's protocol has it: `num_ctx`"}),
     "generate": (openai.CompletionRequest, {

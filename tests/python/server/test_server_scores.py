@@ -65,7 +65,7 @@ def test_a_pair_has_one_score(server: Any) -> None:
 @pytest.mark.parametrize(("change", "word"), [
     ({"text_1": FIRST[:2]}, "`text_1` must have one text or as many as `text_2`, got 2 and 3."),
     ({"text_2": "x"}, "got 3 and 1."), ({"text_1": []}, "`text_1`"), ({"text_1": ["x", "", "y"]}, "`text_1[1]`"),
-    ({"text_2": None}, "`text_2` and `documents` is required"), ({"text_1": [5, 6, 7]}, "`text_1[0]`"),
+    ({"text_2": None}, "`documents` and `items` is required"), ({"text_1": [5, 6, 7]}, "`text_1[0]`"),
     ({"model": "bert", "prompt": "x"}, "`prompt` requires a reranker"), ({"prompt": "x"}, "prompt"),
     ({"model": "llama"}, "capability")], ids=str)
 def test_refused_scores(server: Any, change: dict[str, Any], word: str) -> None:

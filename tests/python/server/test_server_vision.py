@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from servers import ask, serving
+from servers import ask, limits, serving
 
 imagemodels = pytest.importorskip("imagemodels")
 visionmodels = pytest.importorskip("visionmodels")
@@ -67,6 +67,86 @@ def test_all_protocols_agree_with_the_library(server: Any, photo: bytes, family:
     assert client.generate(family, text, images=[photo], options=options).response == wanted
     assert "vision" in client.show(family).capabilities
     assert client.chat(family, [{"role": "user", "content": text}], options=options).done  # without an image
+
+
+def test_number_of_tokens_of_an_image(server: Any, photo: bytes) -> None:
+    """Every protocol states it, and OpenAI's ``detail`` is per image. Models without a choice ignore the field, which
+    a strict server refuses."""
+    data = base64.b64encode(photo).decode()
+
+    def counted(model: str, path: str, tokens: Any, name: str | None = None, detail: str | None = None
+                ) -> tuple[int, Any]:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}", "detail": detail}}
+        text = {"type": "text", "text": "w10"}
+        body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": [image, text]}],
+                                "max_tokens": 1}
+        if path.startswith("/v1/messages"):
+            body["messages"][0]["content"][0] = {"type": "image", "source": {"type": "base64", "data": data}}
+        elif path == "/v1/responses":
+            body |= {"max_output_tokens": 1, "input": [{"role": "user", "content": [
+                {"type": "input_image", "image_url": image["image_url"]["url"], "detail": detail},
+                {"type": "input_text", "text": "w10"}]}]}
+            del body["messages"], body["max_tokens"]
+        elif path.startswith("/api"):
+            turn = {"role": "user", "content": "w10", "images": [data]}
+            body = {"model": model, "stream": False, "options": {"num_predict": 1, "image_tokens": tokens},
+                    **({"messages": [turn]} if path == "/api/chat" else {"prompt": "w10", "images": [data]})}
+            tokens = None
+        if tokens is not None:
+            field, _, key = (name or "image_tokens").partition(".")
+            body[field] = {key: tokens} if key else tokens
+        status, found = ask(server, path, body)
+        if status != 200:
+            return status, found
+        usage = found.get("usage", found)
+        return status, sum(usage.get(name, 0) for name in ("prompt_tokens", "input_tokens", "prompt_eval_count",
+                                                           "cache_read_input_tokens"))
+
+    few = counted("gemma4", "/v1/chat/completions", 70)
+    usual = counted("gemma4", "/v1/chat/completions", 140)
+    assert few[0] == usual[0] == 200 and usual[1] - few[1] > 50
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/api/chat", "/api/generate"):
+        assert (counted("gemma4", path, 70), counted("gemma4", path, 140)) == (few, usual), path
+        fields = ("options.image_tokens",) if path.startswith("/api") else ("image_tokens",)
+        status, found = counted("gemma4", path, 71)
+        assert status == 400 and (path.startswith(("/api", "/v1/messages")) or found["error"]["param"] in fields), found
+        assert counted("gemma3", path, 71) == counted("gemma3", path, None)
+    assert counted("gemma4", "/v1/chat/completions", 140, "mm_processor_kwargs.max_soft_tokens") == usual
+    for path in ("/v1/chat/completions", "/v1/responses"):
+        assert counted("gemma4", path, None, detail="low") == few
+        assert counted("gemma4", path, 140, detail="low") == usual
+        assert counted("gemma4", path, None, detail="auto") == counted("gemma4", path, None)
+    assert counted("llama", "/api/chat", 70)[0] == 400  # because of the image
+    with limits(server, strict=True):
+        for model, path, name in (("gemma3", "/v1/chat/completions", "image_tokens"),
+                                  ("gemma3", "/v1/responses", "image_tokens"),
+                                  ("gemma4", "/v1/chat/completions", "mm_processor_kwargs.do_resize")):
+            status, found = counted(model, path, 70, name)
+            assert status == 400 and found["error"]["param"] == name.partition(".")[0], found
+
+
+@pytest.mark.parametrize("body, param", [
+    ({"image_tokens": 0}, "image_tokens"), ({"image_tokens": 71}, "image_tokens"),
+    ({"mm_processor_kwargs": {"max_soft_tokens": "70"}}, "mm_processor_kwargs.max_soft_tokens"),
+    ({"mm_processor_kwargs": {"max_soft_tokens": 71}}, "mm_processor_kwargs.max_soft_tokens"),
+    ({"mm_processor_kwargs": {"max_soft_tokens": 70}, "image_tokens": 70}, "image_tokens")])
+def test_numbers_of_tokens_that_are_refused(server: Any, body: dict[str, Any], param: str) -> None:
+    status, found = ask(server, "/v1/chat/completions", {"model": "gemma4", "messages": "w10", **body})
+    assert (status, found["error"]["param"]) == (400, param), found
+
+
+def test_an_alias_has_a_number_of_tokens(server: Any, photo: bytes) -> None:
+    status, _ = ask(server, "/api/create", {"model": "sharp", "from": "gemma4", "stream": False,
+                                            "parameters": {"image_tokens": 140}})
+    assert status == 200
+    url = {"url": f"data:image/png;base64,{base64.b64encode(photo).decode()}"}
+    turn = {"role": "user", "content": [{"type": "image_url", "image_url": url}, {"type": "text", "text": "w10"}]}
+    counts = [ask(server, "/v1/chat/completions", {"model": model, "messages": [turn], "max_tokens": 1, **more})[1][
+        "usage"]["prompt_tokens"] for model, more in (("sharp", {}), ("gemma4", {"image_tokens": 140}), ("gemma4", {}))]
+    assert counts[0] == counts[1] > counts[2]
+    assert ask(server, "/v1/completions", {"model": "sharp", "prompt": "w10", "max_tokens": 1})[0] == 200
+    assert ask(server, "/api/generate", {"model": "sharp", "prompt": "w10", "raw": True, "stream": False,
+                                         "options": {"num_predict": 1}})[0] == 200
 
 
 @pytest.mark.parametrize("named", ["/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x.png", "photo.jpg", "",
