@@ -1,12 +1,13 @@
 """Pairs of GGUF files, decoder and projector, with the shapes of published models that see and random values."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from .synthetic import SEED, Writer, attention, feed_forward, layer_types
+from .synthetic import SEED, Writer, attention, feed_forward, gemma4, layer_types
 
 #: A template that puts images where they stand in a message. ``MARK`` stands for the marks of an image.
 TEMPLATE = """{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}
@@ -23,11 +24,13 @@ class Pair:
         text, projector: write the files; the first one gets the path of a file with a vocabulary, too.
         operations: operations of the image encoder for an image of 1,024 x 1,024, a multiplication and an addition
             counting as two.
+        tokens: option ``image_tokens`` of mpool; None: the images have a fixed number of tokens.
     """
 
     text: Callable[[str, str], float]
     projector: Callable[[str], None]
     operations: float
+    tokens: int | None = None
 
     def write(self, folder: Path, vocabulary: str) -> None:
         """Write ``model.gguf`` and ``mmproj.gguf`` into a folder."""
@@ -168,7 +171,31 @@ def qwen3_vl_projector(path: str) -> None:
     out.close()
 
 
+def gemma4_projector(path: str) -> None:
+    """Write the image encoder of Gemma-4-E2B, without the bounds of its linear layers."""
+    layers, width, feed, heads = 16, 768, 3072, 12
+    out = Projector(path, "gemma4v", 0.0, image_size=224, patch_size=16, block_count=layers, embedding_length=width,
+                    feed_forward_length=feed, attention__head_count=heads, projection_dim=1536)
+    out.plain("v.patch_embd.weight", width, 3, 16, 16)
+    out.plain("v.position_embd.weight", 2, 10_240, width)
+    for layer in range(layers):
+        at = f"v.blk.{layer}."
+        for name in ("ln1", "attn_post_norm", "ln2", "ffn_post_norm"):
+            out.norm(f"{at}{name}", width, bias=False)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            out.norm(f"{at}{name}", width // heads, bias=False)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            out.linear(f"{at}{name}", width, width, bias=False)
+        for name in ("ffn_gate", "ffn_up"):
+            out.linear(f"{at}{name}", feed, width, bias=False)
+        out.linear(f"{at}ffn_down", width, feed, bias=False)
+    out.plain("mm.input_projection.weight", 1536, width)
+    out.close()
+
+
 PAIRS: dict[str, Pair] = {
     "gemma3-4b": Pair(gemma3_text, gemma3_projector, encoder_operations(4096, 27, 1152, 4304)),
+    "gemma4-e2b": Pair(functools.partial(gemma4, layers=35), gemma4_projector,
+                       encoder_operations(9 * 1089, 16, 768, 3 * 3072 // 2), tokens=1120),
     "qwen3-vl-2b": Pair(qwen3_vl_text, qwen3_vl_projector, encoder_operations(4096, 24, 1024, 4096)),
 }

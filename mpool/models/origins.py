@@ -108,6 +108,7 @@ _IN_CONFIG = {
     "mpool.image.window": "window_size",
     "mpool.image.window_layers": "fullatt_block_indexes",
     "mpool.image.registers": "num_register_tokens",
+    "mpool.image.rope_base": "rope_parameters.rope_theta|rope_theta",
     "mpool.vision.merge": "spatial_merge_size|scale_factor|mm_tokens_per_image|pooling_kernel_size|downsample_factor"
                           "|downsample_ratio",
     "mpool.vision.norm_epsilon": "rms_norm_eps|layer_norm_eps",
@@ -146,7 +147,7 @@ _IN_GGUF = {
 _IN_PROJECTOR = {"mpool.image.mean": "clip.vision.image_mean", "mpool.image.std": "clip.vision.image_std",
                  "mpool.image.window": "clip.vision.window_size",
                  "mpool.image.window_layers": "clip.vision.n_wa_pattern",
-                 "mpool.image.activation": "clip.use_gelu",
+                 "mpool.image.activation": "clip.use_gelu", "mpool.image.rope_base": "clip.rope.freq_base",
                  "mpool.vision.merge": "clip.vision.projector.scale_factor",
                  "mpool.vision.norm_epsilon": "clip.vision.attention.layer_norm_epsilon",
                  "mpool.vision.tap_layers": "clip.vision.is_deepstack_layers"}

@@ -45,6 +45,7 @@ from .vision_model import (
     VisionModel,
     add_ends,
     image_token,
+    image_token_key,
     text_of,
     used_layers,
 )
@@ -537,8 +538,9 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str, embed
     size = architectures.sizes(row, read.kv, file=config.file,
                                own=lambda key: origins.key_in_config(config, key, row.name)) | read.sizes
     size |= _expert_layout(parts["text"], size)
-    if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
-        config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
+    token = cast(int, model.kv["mpool.vision.image_token_id"])
+    if not 0 <= token < size["V"]:
+        config.fail(image_token_key(config), token, f"0 to {size['V'] - 1}")
     tied = read.tied or embeds and not any(name.startswith("lm_head.") for name in parts["text"])
     _, tensors = hf_parts.weights(folder, row, size, tied, paths, hf_quantised.Quantised(parts["text"]))
     tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)

@@ -93,6 +93,11 @@ def used_layers(config: Fields, layers: int, default: int = -2) -> int:
     return used
 
 
+def image_token_key(config: Fields) -> str:
+    """Return the key of the image placeholder token."""
+    return "image_token_id" if "image_token_id" in config else "image_token_index"
+
+
 def image_token(config: Fields, default: int) -> int:
-    """Return the id of the image placeholder token, which has one of two keys."""
-    return config.int("image_token_id" if "image_token_id" in config else "image_token_index", default, low=0)
+    """Return the id of the image placeholder token."""
+    return config.int(image_token_key(config), default, low=0)

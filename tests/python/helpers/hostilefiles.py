@@ -1,4 +1,4 @@
-"""Hostile values in the files of models: one place of a JSON file, of the header of weights or of a GGUF file changes."""
+"""Hostile values in files of models: one place of JSON, of the header of weights or of a GGUF file changes."""
 
 import copy
 import json
@@ -17,13 +17,8 @@ VALUES: list[Any] = [
     [None], [1 << 64], [[1]], [{}], {}, {"a": {"b": 1}}]
 
 
-def changed(rng: random.Random, value: Any) -> Any:
-    """Return a copy of a JSON value with one place deleted, repeated, scaled or replaced."""
-    return changed_at(rng, value)[0]
-
-
-def changed_at(rng: random.Random, value: Any) -> tuple[Any, tuple[Any, ...]]:
-    """As :func:`changed`, and return the path of the place too."""
+def changed(rng: random.Random, value: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a copy of a JSON value with one place deleted, repeated, scaled or replaced, and the path of the place."""
     value = copy.deepcopy(value)
     found = list(places(value, most=60))
     if not found:
@@ -45,17 +40,17 @@ def changed_at(rng: random.Random, value: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def change(rng: random.Random, file: Path) -> str:
-    """Change a file in one place: a value of JSON, a value of the header of weights, a value or the description of a
-    tensor of a GGUF file, or a few bytes. Returns the key or the tensor of that place, or nothing."""
+    """Change a file in one place: a value of JSON, a value of the header of weights, or a few bytes. Returns the key or
+    the tensor of that place, or nothing."""
     data = file.read_bytes()
     file.unlink()  # it may be a hard link
     if file.suffix == ".safetensors":
         size = int.from_bytes(data[:8], "little")
-        value, path = changed_at(rng, json.loads(data[8:8 + size]))
+        value, path = changed(rng, json.loads(data[8:8 + size]))
         header = json.dumps(value).encode()
         file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size:])
     elif file.suffix == ".json":
-        value, path = changed_at(rng, json.loads(data))
+        value, path = changed(rng, json.loads(data))
         file.write_text(json.dumps(value))
     else:
         path = ()
@@ -74,7 +69,7 @@ _TYPES: dict[int, tuple[str, list[Any]]] = {
 
 def change_gguf(rng: random.Random, file: Path, beginning: str = "") -> str:
     """Change a GGUF file in one place, without moving others: a value, its type, its key, or the sizes or the type of a
-    tensor. ``beginning``: that of the keys that change. Returns the key or the tensor."""
+    tensor. ``beginning``: that of the keys that change. Returns the key of a value, or nothing."""
     from tinygguf import gguf
 
     reader = gguf.GGUFReader(file)
@@ -91,17 +86,15 @@ def change_gguf(rng: random.Random, file: Path, beginning: str = "") -> str:
         else:
             size = rng.choice((0, 1, 2, 1 << 20, 1 << 32, (1 << 64) - 1, int(sizes[0]) + 1))
             struct.pack_into("<Q", data, at(sizes) + 8 * rng.randrange(len(sizes)), size)
-        found = tensor.name
+        found = ""
     else:
-        fields = [field for key, field in reader.fields.items()
-                  if key.startswith(beginning) and not key.startswith("GGUF.")]
-        field = rng.choice(fields)
+        field = rng.choice([field for key, field in reader.fields.items() if key.startswith(beginning)])
         found, choice = field.name, rng.random()
-        kinds = field.parts[2:]  # the type, for lists the type and number of elements, and the values
         if choice < 0.15:  # the key is missing
             data[at(field.parts[1]) + len(field.name) - 1] ^= 1
-        elif choice < 0.25:
-            struct.pack_into("<I", data, at(kinds[0]), rng.choice((4, 5, 6, 7, 8, 9, 99)))
+        elif choice < 0.25:  # the values of other types have other sizes, so the next keys move
+            struct.pack_into("<I", data, at(field.parts[2]), rng.choice((4, 5, 6, 7, 8, 9, 99)))
+            found = ""
         else:
             kind = int(field.types[-1])
             value = field.parts[rng.choice(field.data)] if field.data else None
