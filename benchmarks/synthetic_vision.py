@@ -39,9 +39,9 @@ class Pair:
 
 
 class Projector:
-    """Writes a projector file with an image encoder in bfloat16."""
+    """Writes a projector file with an image encoder in bfloat16. ``colours``: mean and deviation of each colour."""
 
-    def __init__(self, path: str, kind: str, mean: float, **sizes: int) -> None:
+    def __init__(self, path: str, kind: str, colours: tuple[float, float], **sizes: int) -> None:
         import gguf
 
         self.types, self.quantize = gguf.GGMLQuantizationType, gguf.quants.quantize
@@ -52,8 +52,8 @@ class Projector:
         for name, value in sizes.items():
             self.gguf.add_uint32(f"clip.vision.{name.replace('__', '.')}", value)
         self.gguf.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-        for name in ("image_mean", "image_std"):
-            self.gguf.add_array(f"clip.vision.{name}", [mean] * 3)
+        for name, value in zip(("image_mean", "image_std"), colours):
+            self.gguf.add_array(f"clip.vision.{name}", [value] * 3)
 
     def linear(self, name: str, *shape: int, bias: bool = True) -> None:
         """Add a matrix in bfloat16 and a bias in float32."""
@@ -126,8 +126,8 @@ def gemma3_text(path: str, vocabulary: str) -> float:
 def gemma3_projector(path: str) -> None:
     """Write Gemma 3's image encoder, SigLIP So400m of 896 x 896."""
     layers, width, feed = 27, 1152, 4304
-    out = Projector(path, "gemma3", 0.5, image_size=896, patch_size=14, block_count=layers, embedding_length=width,
-                    feed_forward_length=feed, attention__head_count=16, projection_dim=2560,
+    out = Projector(path, "gemma3", (0.5, 0.5), image_size=896, patch_size=14, block_count=layers,
+                    embedding_length=width, feed_forward_length=feed, attention__head_count=16, projection_dim=2560,
                     projector__scale_factor=4)
     out.plain("v.patch_embd.weight", width, 3, 14, 14)
     out.plain("v.patch_embd.bias", width)
@@ -152,7 +152,7 @@ def qwen3_vl_text(path: str, vocabulary: str) -> float:
 def qwen3_vl_projector(path: str) -> None:
     """Write the image encoder of Qwen3-VL-2B."""
     layers, width, feed, taps = 24, 1024, 4096, (5, 11, 17)
-    out = Projector(path, "qwen3vl_merger", 0.5, image_size=768, patch_size=16, block_count=layers,
+    out = Projector(path, "qwen3vl_merger", (0.5, 0.5), image_size=768, patch_size=16, block_count=layers,
                     embedding_length=width, feed_forward_length=feed, attention__head_count=16, projection_dim=2048,
                     spatial_merge_size=2, image_min_pixels=65_536, image_max_pixels=16_777_216)
     out.gguf.add_array("clip.vision.is_deepstack_layers", [layer in taps for layer in range(layers)])
@@ -174,8 +174,8 @@ def qwen3_vl_projector(path: str) -> None:
 def gemma4_projector(path: str) -> None:
     """Write the image encoder of Gemma-4-E2B, without the bounds of its linear layers."""
     layers, width, feed, heads = 16, 768, 3072, 12
-    out = Projector(path, "gemma4v", 0.0, image_size=224, patch_size=16, block_count=layers, embedding_length=width,
-                    feed_forward_length=feed, attention__head_count=heads, projection_dim=1536)
+    out = Projector(path, "gemma4v", (0.0, 1.0), image_size=224, patch_size=16, block_count=layers,
+                    embedding_length=width, feed_forward_length=feed, attention__head_count=heads, projection_dim=1536)
     out.plain("v.patch_embd.weight", width, 3, 16, 16)
     out.plain("v.position_embd.weight", 2, 10_240, width)
     for layer in range(layers):

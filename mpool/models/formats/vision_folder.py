@@ -47,6 +47,7 @@ from .vision_model import (
     image_token,
     image_token_key,
     text_of,
+    two_layers,
     used_layers,
 )
 
@@ -99,10 +100,7 @@ def read_llava(config: Fields) -> VisionModel:
                            "image_token_index", "image_token_id", "projector_hidden_act", "multimodal_projector_bias",
                            "tie_word_embeddings", "image_seq_length", "ignore_index", "vocab_size",
                            "image_grid_pinpoints", "use_image_newline_parameter"})
-    projector = NetworkSpec("projector", {})
-    bias = config.bool("multimodal_projector_bias", True)
-    projector.linear("linear_1", "mm.0", width, encoder.hidden_size, bias)
-    projector.linear("linear_2", "mm.2", width, width, bias)
+    projector = two_layers(encoder.hidden_size, width, width, bias=config.bool("multimodal_projector_bias", True))
     keep = clip and select == "full"
     if tiled:
         if keep:
