@@ -49,8 +49,9 @@ class Mpool(own_process.Mpool):
         gaps, begun, done = [0.0], threading.Event(), threading.Event()
 
         def chat() -> None:
-            with self.model.generate("Once", max_tokens=4000, ignore_eos=True, seed=1, stream=True) as stream:
-                last = 0.0
+            last = 0.0
+            with self.model.generate("Once", max_tokens=4000, temperature=1, seed=1, ignore_eos=True,
+                                     stream=True) as stream:
                 for number, _ in enumerate(stream):
                     now = time.monotonic()
                     if begun.is_set():
@@ -63,7 +64,8 @@ class Mpool(own_process.Mpool):
 
         thread = threading.Thread(target=chat)
         thread.start()
-        begun.wait()
+        if not begun.wait(600):
+            raise RuntimeError("the other chat has no tokens")
         ask()
         done.set()
         thread.join()

@@ -161,6 +161,11 @@ def _has(values: object, path: str) -> bool:
     return True
 
 
+def _said(key: str, words: str | None) -> str:
+    """Return a key with the words of what is computed from it."""
+    return f"{words}, from {key}," if words else key
+
+
 def key_in_config(config: Fields, key: str, architecture: str) -> str:
     """Return the key of config.json that states a hyper-parameter, with its sections."""
     tail = key.removeprefix(f"{architecture}.")
@@ -172,8 +177,7 @@ def key_in_config(config: Fields, key: str, architecture: str) -> str:
     places = [f"{section}.", ""] if isinstance(values.get(section), dict) else [""]
     found = [place + name for place in places for name in names.split("|") if _has(values, place + name)]
     name = config.name(found[0] if found else places[0] + names.partition("|")[0])
-    words = _COMPUTED.get(tail) or _COMPUTED.get(name.rpartition(".")[2])
-    return f"{words}, from {name}," if words else name
+    return _said(name, _COMPUTED.get(tail) or _COMPUTED.get(name.rpartition(".")[2]))
 
 
 def in_config(config: Fields, kv: Iterable[str], architecture: str, processor: Fields | None = None) -> Origins:
@@ -196,8 +200,7 @@ def key_in_gguf(key: str, architecture: str, name: str) -> str:
     """Return the key of a GGUF file that states a hyper-parameter; ``name``: the architecture in the file."""
     tail = key.removeprefix(f"{architecture}.")
     if tail in _IN_GGUF:
-        stated = f"{name}.{_IN_GGUF[tail]}"
-        return f"{_COMPUTED[tail]}, from {stated}," if tail in _COMPUTED else stated
+        return _said(f"{name}.{_IN_GGUF[tail]}", _COMPUTED.get(tail))
     return f"{name}.{tail}" if tail != key else key
 
 

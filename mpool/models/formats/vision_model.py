@@ -105,7 +105,8 @@ def two_layers(inputs: int, inner: int, outputs: int, *, bias: bool = True, norm
 
 def image_token_key(config: Fields) -> str:
     """Return the key of the image placeholder token."""
-    return "image_token_id" if "image_token_id" in config else "image_token_index"
+    older = "image_token_index" in config and "image_token_id" not in config
+    return "image_token_index" if older else "image_token_id"
 
 
 def image_token(config: Fields, default: int) -> int:
