@@ -168,6 +168,7 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
             planned += rows;
         }
     }
+    enum { LONG_ROWS = 64 }; /* from here on, a barrier takes little of the time between barriers */
     const int worth = mp_threads_worth(&engine->model->base.facts, engine->span.item ? MP_STEP_ROWS : planned,
                                        engine->model->barriers);
     plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
@@ -183,5 +184,5 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
         engine->span.item = NULL;
     if (engine->span.item)
         plan_span(engine, row_ns, most, plan);
-    plan->barrier_bound = true;
+    plan->barrier_bound = planned < LONG_ROWS;
 }
