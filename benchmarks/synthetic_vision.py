@@ -23,11 +23,13 @@ class Pair:
         text, projector: write the files; the first one gets the path of a file with a vocabulary, too.
         operations: operations of the image encoder for an image of 1,024 x 1,024, a multiplication and an addition
             counting as two.
+        tokens: option ``image_tokens`` of mpool; None: the images have a fixed number of tokens.
     """
 
     text: Callable[[str, str], float]
     projector: Callable[[str], None]
     operations: float
+    tokens: int | None = None
 
     def write(self, folder: Path, vocabulary: str) -> None:
         """Write ``model.gguf`` and ``mmproj.gguf`` into a folder."""
@@ -36,9 +38,9 @@ class Pair:
 
 
 class Projector:
-    """Writes a projector file with an image encoder in bfloat16."""
+    """Writes a projector file with an image encoder in bfloat16. ``colours``: mean and deviation of each colour."""
 
-    def __init__(self, path: str, kind: str, mean: float, **sizes: int) -> None:
+    def __init__(self, path: str, kind: str, colours: tuple[float, float], **sizes: int) -> None:
         import gguf
 
         self.types, self.quantize = gguf.GGMLQuantizationType, gguf.quants.quantize
@@ -46,10 +48,10 @@ class Projector:
         self.gguf.add_string("clip.projector_type", kind)
         self.gguf.add_bool("clip.has_vision_encoder", True)
         self.gguf.add_bool("clip.use_gelu", True)
-        for name, size in sizes.items():
-            self.gguf.add_uint32(f"clip.vision.{name.replace('__', '.')}", size)
+        for name, value in sizes.items():
+            self.gguf.add_uint32(f"clip.vision.{name.replace('__', '.')}", value)
         self.gguf.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-        for name, value in (("image_mean", mean), ("image_std", mean or 1.0)):
+        for name, value in zip(("image_mean", "image_std"), colours):
             self.gguf.add_array(f"clip.vision.{name}", [value] * 3)
 
     def linear(self, name: str, *shape: int, bias: bool = True) -> None:
@@ -123,8 +125,8 @@ def gemma3_text(path: str, vocabulary: str) -> float:
 def gemma3_projector(path: str) -> None:
     """Write Gemma 3's image encoder, SigLIP So400m of 896 x 896."""
     layers, width, feed = 27, 1152, 4304
-    out = Projector(path, "gemma3", 0.5, image_size=896, patch_size=14, block_count=layers, embedding_length=width,
-                    feed_forward_length=feed, attention__head_count=16, projection_dim=2560,
+    out = Projector(path, "gemma3", (0.5, 0.5), image_size=896, patch_size=14, block_count=layers,
+                    embedding_length=width, feed_forward_length=feed, attention__head_count=16, projection_dim=2560,
                     projector__scale_factor=4)
     out.plain("v.patch_embd.weight", width, 3, 14, 14)
     out.plain("v.patch_embd.bias", width)
@@ -133,33 +135,6 @@ def gemma3_projector(path: str) -> None:
     out.norm("v.post_ln", width)
     out.plain("mm.input_projection.weight", width, 2560)
     out.norm("mm.soft_emb_norm", width, bias=False)
-    out.close()
-
-
-def gemma4_text(path: str, vocabulary: str) -> float:
-    """Write the decoder of Gemma-4-E2B."""
-    marks = ("<|image>", "<|image|>", "<image|>")
-    return gemma4(path, vocabulary, layers=35, special=marks, template=TEMPLATE.replace("MARK", marks[1]))
-
-
-def gemma4_projector(path: str) -> None:
-    """Write the image encoder of Gemma-4-E2B."""
-    layers, width, feed = 16, 768, 3072
-    out = Projector(path, "gemma4v", 0.0, image_size=768, patch_size=16, block_count=layers, embedding_length=width,
-                    feed_forward_length=feed, attention__head_count=12, projection_dim=1536)
-    out.plain("v.patch_embd.weight", width, 3, 16, 16)
-    out.plain("v.position_embd.weight", 2, 10_240, width)
-    for layer in range(layers):
-        at = f"v.blk.{layer}."
-        for name in ("ln1", "ln2", "attn_post_norm", "ffn_post_norm"):
-            out.norm(f"{at}{name}", width, bias=False)
-        for name in ("q", "k"):
-            out.norm(f"{at}attn_{name}_norm", width // 12, bias=False)
-        for name, shape in (("attn_q", (width, width)), ("attn_k", (width, width)), ("attn_v", (width, width)),
-                            ("attn_out", (width, width)), ("ffn_gate", (feed, width)), ("ffn_up", (feed, width)),
-                            ("ffn_down", (width, feed))):
-            out.linear(f"{at}{name}", *shape, bias=False)
-    out.plain("mm.input_projection.weight", 1536, width)
     out.close()
 
 
@@ -176,7 +151,7 @@ def qwen3_vl_text(path: str, vocabulary: str) -> float:
 def qwen3_vl_projector(path: str) -> None:
     """Write the image encoder of Qwen3-VL-2B."""
     layers, width, feed, taps = 24, 1024, 4096, (5, 11, 17)
-    out = Projector(path, "qwen3vl_merger", 0.5, image_size=768, patch_size=16, block_count=layers,
+    out = Projector(path, "qwen3vl_merger", (0.5, 0.5), image_size=768, patch_size=16, block_count=layers,
                     embedding_length=width, feed_forward_length=feed, attention__head_count=16, projection_dim=2048,
                     spatial_merge_size=2, image_min_pixels=65_536, image_max_pixels=16_777_216)
     out.gguf.add_array("clip.vision.is_deepstack_layers", [layer in taps for layer in range(layers)])
@@ -195,8 +170,37 @@ def qwen3_vl_projector(path: str) -> None:
     out.close()
 
 
+def gemma4_text(path: str, vocabulary: str) -> float:
+    """Write the decoder of Gemma-4-E2B."""
+    marks = ("<|image>", "<|image|>", "<image|>")
+    return gemma4(path, vocabulary, layers=35, special=marks, template=TEMPLATE.replace("MARK", marks[1]))
+
+
+def gemma4_projector(path: str) -> None:
+    """Write the image encoder of Gemma-4-E2B, without the bounds of its linear layers."""
+    layers, width, feed, heads = 16, 768, 3072, 12
+    out = Projector(path, "gemma4v", (0.0, 1.0), image_size=224, patch_size=16, block_count=layers,
+                    embedding_length=width, feed_forward_length=feed, attention__head_count=heads, projection_dim=1536)
+    out.plain("v.patch_embd.weight", width, 3, 16, 16)
+    out.plain("v.position_embd.weight", 2, 10_240, width)
+    for layer in range(layers):
+        at = f"v.blk.{layer}."
+        for name in ("ln1", "attn_post_norm", "ln2", "ffn_post_norm"):
+            out.norm(f"{at}{name}", width, bias=False)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            out.norm(f"{at}{name}", width // heads, bias=False)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            out.linear(f"{at}{name}", width, width, bias=False)
+        for name in ("ffn_gate", "ffn_up"):
+            out.linear(f"{at}{name}", feed, width, bias=False)
+        out.linear(f"{at}ffn_down", width, feed, bias=False)
+    out.plain("mm.input_projection.weight", 1536, width)
+    out.close()
+
+
 PAIRS: dict[str, Pair] = {
-    "gemma4-e2b": Pair(gemma4_text, gemma4_projector, encoder_operations(2304, 16, 768, 3072 * 3 // 2)),
     "gemma3-4b": Pair(gemma3_text, gemma3_projector, encoder_operations(4096, 27, 1152, 4304)),
+    "gemma4-e2b": Pair(gemma4_text, gemma4_projector,
+                       encoder_operations(9 * 1089, 16, 768, 3 * 3072 // 2), tokens=1120),
     "qwen3-vl-2b": Pair(qwen3_vl_text, qwen3_vl_projector, encoder_operations(4096, 24, 1024, 4096)),
 }

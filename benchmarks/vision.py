@@ -38,8 +38,8 @@ class Bench(images.ShapeBench):
         return list(self.arguments.engines)
 
     def work(self, shape: str) -> dict[str, Any]:
-        """Return the number of repetitions, and the operations of an image's encoding."""
-        return {**super().work(shape), "operations": PAIRS[shape].operations}
+        """Return the number of repetitions, the operations of an image's encoding and its option."""
+        return {**super().work(shape), "operations": PAIRS[shape].operations, "tokens": PAIRS[shape].tokens}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,6 +6,7 @@ A pair has random values in published shapes: rates depend on sizes only.
 
 import ctypes
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ QUESTION = "What do you see here?"
 class Mpool(own_process.Mpool):
     """mpool, which keeps encoded images by their content, and the keys and values of a prompt's beginning."""
 
+    tokens: int | None = None
+
     def load(self, folder: str, threads: int, **config: Any) -> None:
         """Open a pool and load the model."""
         super().load(folder, threads, max_workers_per_model=1, **config)
@@ -31,7 +34,8 @@ class Mpool(own_process.Mpool):
         """Compute one token after an image and a question."""
         parts = [{"type": "text", "text": before}, {"type": "image", "image": image},
                  {"type": "text", "text": question}]
-        self.model.chat([{"role": "user", "content": parts}], max_tokens=1, temperature=0, timeout=1800)
+        self.model.chat([{"role": "user", "content": parts}], max_tokens=1, temperature=0, timeout=1800,
+                        image_tokens=self.tokens)
 
     def encode(self, image: np.ndarray) -> float:
         """Return the seconds to encode an image: those of a new image, minus those of the same one in another prompt,
@@ -39,6 +43,41 @@ class Mpool(own_process.Mpool):
         """
         return seconds_of(lambda: self.ask(image, "One. ", QUESTION)) - seconds_of(
             lambda: self.ask(image, "Another. ", QUESTION))
+
+    def gap(self, ask: Callable[[], None]) -> float:
+        """Return the longest time between two tokens of another chat, while a question is answered."""
+        gaps, begun, done = [0.0], threading.Event(), threading.Event()
+
+        def chat() -> None:
+            last = 0.0
+            with self.model.generate("Once", max_tokens=4000, temperature=1, seed=1, ignore_eos=True,
+                                     stream=True) as stream:
+                for number, _ in enumerate(stream):
+                    now = time.monotonic()
+                    if begun.is_set():
+                        gaps.append(now - last)
+                    last = now
+                    if number == 5:
+                        begun.set()
+                    if done.is_set():
+                        break
+
+        thread = threading.Thread(target=chat)
+        thread.start()
+        if not begun.wait(600):
+            raise RuntimeError("the other chat has no tokens")
+        ask()
+        done.set()
+        thread.join()
+        return max(gaps)
+
+    def gaps(self, image: np.ndarray) -> dict[str, float]:
+        """Return the longest gaps of another chat: during a pause, while a new image is encoded and its rows are
+        computed, and while the rows of an encoded image are.
+        """
+        return {"gap s": self.gap(lambda: time.sleep(2)), "gap beside an image s": self.gap(
+                    lambda: self.ask(image, "One. ", QUESTION)),
+                "gap beside its rows s": self.gap(lambda: self.ask(image, "Another. ", QUESTION))}
 
 
 class Mtmd:
@@ -103,10 +142,14 @@ ENGINES: dict[str, Any] = {"mpool": Mpool, "llama-cpp": Mtmd}
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Measure the seconds of an image's encoding, of the first question about it and of the second one."""
+    """Measure the seconds of an image's encoding, of the first question about it and of the second one; of mpool, the
+    gaps of another chat too.
+    """
     name, _, variant = task["engine"].partition(":")
     engine, chance = ENGINES[name](variant), np.random.default_rng(int(time.time()))
     engine.load(task["folder"], task["threads"])
+    if name == "mpool":
+        engine.tokens = task["tokens"]
 
     def median(run: Callable[[np.ndarray], float]) -> float:
         images = (chance.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8) for _ in range(task["repeat"]))
@@ -122,7 +165,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         return first
 
     first = median(both)
-    return {"measures": {"encoding s": encoding, "first token s": first, "second question s": statistics.median(second),
+    more = engine.gaps(chance.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)) if name == "mpool" else {}
+    return {"measures": {**more, "encoding s": encoding, "first token s": first,
+                         "second question s": statistics.median(second),
                          "encoding Gop/s": task["operations"] / encoding / 1e9}, "rss MB": rss()}
 
 

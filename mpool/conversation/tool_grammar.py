@@ -406,11 +406,33 @@ def _tagged(at: int, format: ToolFormat, function: Function, rules: list[str], l
     return " ".join(found)
 
 
+#: A reference to a definition of the whole schema, or another reference, in the text of a schema.
+_REFERENCE = re.compile(r'"\$ref": "(?:#/(\$defs|definitions)/([^"/\\~%]+)["/])?')
+
+
 def json_value(function: Function, schema: Any) -> str:
-    """Return the schema of one argument of a function, with options for llguidance."""
-    shared = {key: function.parameters[key] for key in ("$defs", "definitions") if key in function.parameters}
-    return json.dumps({"x-guidance": {**_SPACES, "lenient": not function.strict}, **shared,
+    """Return the schema of one argument of a function, with options for llguidance. It has the definitions of the whole
+    schema that it needs: many arguments of a function would multiply all of them."""
+    return json.dumps({"x-guidance": {**_SPACES, "lenient": not function.strict},
+                       **_definitions(function.parameters, schema),
                        **(schema if isinstance(schema, Mapping) else {})})
+
+
+def _definitions(root: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+    """Return the definitions that a part of a schema refers to, and those that these refer to; all of them, if a
+    reference has another form."""
+    given = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    found: dict[str, dict[str, Any]] = {}
+    waiting = [schema] if given else []
+    while waiting:
+        for place, name in _REFERENCE.findall(json.dumps(waiting.pop())):
+            values = given.get(place)
+            if not isinstance(values, Mapping) or name not in values:
+                return given
+            if name not in found.setdefault(place, {}):
+                found[place][name] = values[name]
+                waiting.append(values[name])
+    return dict(found)
 
 
 def _keywords(at: int, function: Function, rules: list[str]) -> str:

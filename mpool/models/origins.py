@@ -108,6 +108,7 @@ _IN_CONFIG = {
     "mpool.image.window": "window_size",
     "mpool.image.window_layers": "fullatt_block_indexes",
     "mpool.image.registers": "num_register_tokens",
+    "mpool.image.rope_base": "rope_parameters.rope_theta|rope_theta",
     "mpool.vision.merge": "spatial_merge_size|scale_factor|mm_tokens_per_image|pooling_kernel_size|downsample_factor"
                           "|downsample_ratio",
     "mpool.vision.norm_epsilon": "rms_norm_eps|layer_norm_eps",
@@ -146,7 +147,7 @@ _IN_GGUF = {
 _IN_PROJECTOR = {"mpool.image.mean": "clip.vision.image_mean", "mpool.image.std": "clip.vision.image_std",
                  "mpool.image.window": "clip.vision.window_size",
                  "mpool.image.window_layers": "clip.vision.n_wa_pattern",
-                 "mpool.image.activation": "clip.use_gelu",
+                 "mpool.image.activation": "clip.use_gelu", "mpool.image.rope_base": "clip.rope.freq_base",
                  "mpool.vision.merge": "clip.vision.projector.scale_factor",
                  "mpool.vision.norm_epsilon": "clip.vision.attention.layer_norm_epsilon",
                  "mpool.vision.tap_layers": "clip.vision.is_deepstack_layers"}
@@ -160,6 +161,11 @@ def _has(values: object, path: str) -> bool:
     return True
 
 
+def _said(key: str, words: str | None) -> str:
+    """Return a key with the words of what is computed from it."""
+    return f"{words}, from {key}," if words else key
+
+
 def key_in_config(config: Fields, key: str, architecture: str) -> str:
     """Return the key of config.json that states a hyper-parameter, with its sections."""
     tail = key.removeprefix(f"{architecture}.")
@@ -171,8 +177,7 @@ def key_in_config(config: Fields, key: str, architecture: str) -> str:
     places = [f"{section}.", ""] if isinstance(values.get(section), dict) else [""]
     found = [place + name for place in places for name in names.split("|") if _has(values, place + name)]
     name = config.name(found[0] if found else places[0] + names.partition("|")[0])
-    words = _COMPUTED.get(tail) or _COMPUTED.get(name.rpartition(".")[2])
-    return f"{words}, from {name}," if words else name
+    return _said(name, _COMPUTED.get(tail) or _COMPUTED.get(name.rpartition(".")[2]))
 
 
 def in_config(config: Fields, kv: Iterable[str], architecture: str, processor: Fields | None = None) -> Origins:
@@ -195,8 +200,7 @@ def key_in_gguf(key: str, architecture: str, name: str) -> str:
     """Return the key of a GGUF file that states a hyper-parameter; ``name``: the architecture in the file."""
     tail = key.removeprefix(f"{architecture}.")
     if tail in _IN_GGUF:
-        stated = f"{name}.{_IN_GGUF[tail]}"
-        return f"{_COMPUTED[tail]}, from {stated}," if tail in _COMPUTED else stated
+        return _said(f"{name}.{_IN_GGUF[tail]}", _COMPUTED.get(tail))
     return f"{name}.{tail}" if tail != key else key
 
 

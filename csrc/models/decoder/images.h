@@ -29,7 +29,15 @@ static inline bool mp_decoder_images_own(const char *name) {
 /* ---- spans: images whose rows see each other in both directions (mp_decoder.image_spans), or a whole prompt --------
  * The keys of a span's rows depend on all of its rows, so a pass never ends inside a span. It may begin inside an
  * image, after published blocks: these are computed with the whole image, and a request with the same tokens has the
- * same image. Blocks of a whole prompt are not published. */
+ * same image. Blocks of a whole prompt are not published.
+ *
+ * A span that fits into the rows of a step is part of its pass. Any other, and each of more than MP_STEP_ROWS rows, has
+ * a pass of its own. A step first computes the tokens of decoding sequences, and then layers of this pass until its
+ * time is used up, at least one (plan_span). The next step goes on with the next layer. So two tokens of another
+ * sequence are at most max(25 ms, two decode steps) apart, plus the time of one layer over the rows of the span,
+ * and of one part of the image network if another image is encoded.
+ * Between steps, the sequence keeps the residual sums of the rows, whose memory is charged (mp_paused). Without that
+ * memory, and in models with states, all layers are in one step. */
 
 /* Returns the last run that begins at or before a position, or the first run. There must be runs. */
 static inline const mp_image_run *mp_image_run_at(const mp_image_run *runs, int32_t n_runs, int32_t position) {

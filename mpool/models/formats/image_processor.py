@@ -271,7 +271,9 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
         max_pixels = size.int("longest_edge", max_pixels, low=1)
     min_pixels, max_pixels = config.int("min_pixels", min_pixels, low=1), config.int("max_pixels", max_pixels, low=1)
     if min_pixels > max_pixels:
-        config.fail("min_pixels", min_pixels, f"at most {max_pixels}, the value of max_pixels")
+        least, most = (own if own in config or size is None else f"size.{edge}"
+                       for own, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")))
+        config.fail(least, min_pixels, f"at most {max_pixels}, the value of {most}")
     return DynamicSizeProcessor(
         config.int("patch_size", 14, low=1, high=256), config.int("merge_size", 2, low=1, high=16), min_pixels,
         max_pixels, config.bool("do_resize", True), config.int("resample", 3, low=0, high=5),

@@ -11,7 +11,7 @@ from ..files import Folder
 from ..spec import ImageSettings, Value, VisionSettings
 from . import image_processor
 from .image_networks import NetworkSpec, layer_count, read_common
-from .vision_model import MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token, text_of, used_layers
+from .vision_model import MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token, text_of, two_layers, used_layers
 
 ARCHITECTURE = "internvl"
 #: Defaults of transformers' configuration classes for keys that ``text_config`` leaves out, by ``model_type``.
@@ -76,11 +76,7 @@ def read(config: Fields) -> VisionModel:
     check_neutral(config, {"text_config", "vision_config", "downsample_ratio", "vision_feature_select_strategy",
                            "vision_feature_layer", "image_token_id", "image_token_index", "image_seq_length",
                            "projector_hidden_act", "tie_word_embeddings"})
-    projector, inputs = NetworkSpec("projector", {}), encoder.hidden_size * merge ** 2
-    for end in ("weight", "bias"):
-        projector.add(f"layer_norm.{end}", f"mm.input_norm.{end}", inputs)
-    projector.linear("linear_1", "mm.0", width, inputs)
-    projector.linear("linear_2", "mm.2", width, width)
+    projector = two_layers(encoder.hidden_size * merge ** 2, width, width, norm=True)
     return VisionModel(ARCHITECTURE, text, encoder, projector, {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge,
         "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", PROJECTOR_ACTS)},

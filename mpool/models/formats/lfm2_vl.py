@@ -12,7 +12,7 @@ from ..files import Folder
 from ..spec import ImageSettings, Value, VisionSettings
 from . import image_processor
 from .image_networks import NetworkSpec, add_layer, layer_count, read_common
-from .vision_model import MAX_PATCHES, MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token, text_of
+from .vision_model import MAX_PATCHES, MAX_TILES, PROJECTOR_ACTS, VisionModel, image_token, text_of, two_layers
 
 ARCHITECTURE = "lfm2_vl"
 #: Defaults of transformers' configuration class for keys that ``text_config`` leaves out.
@@ -66,13 +66,8 @@ def read(config: Fields) -> VisionModel:
                            "image_token_id", "image_token_index", "projector_hidden_act", "projector_hidden_size",
                            "projector_bias", "projector_use_layernorm", "tie_word_embeddings", "tie_embedding",
                            "eos_token_id", "bos_token_id"})
-    projector, inputs = NetworkSpec("projector", {}), encoder.hidden_size * merge ** 2
-    bias = config.bool("projector_bias", True)
-    if config.bool("projector_use_layernorm", True):
-        for end in ("weight", "bias"):
-            projector.add(f"layer_norm.{end}", f"mm.input_norm.{end}", inputs)
-    projector.linear("linear_1", "mm.0", inner, inputs, bias)
-    projector.linear("linear_2", "mm.2", width, inner, bias)
+    projector = two_layers(encoder.hidden_size * merge ** 2, inner, width, bias=config.bool("projector_bias", True),
+                           norm=config.bool("projector_use_layernorm", True))
     return VisionModel(ARCHITECTURE, text, encoder, projector, {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,
         "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", PROJECTOR_ACTS)},

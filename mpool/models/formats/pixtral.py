@@ -13,7 +13,7 @@ from ..files import Folder
 from ..spec import ImageSettings, Value, VisionSettings
 from . import image_processor
 from .image_networks import ACTIVATIONS, NetworkSpec, square_side
-from .vision_model import MAX_PATCHES, PROJECTOR_ACTS, VisionModel, image_token, text_of, used_layers
+from .vision_model import MAX_PATCHES, PROJECTOR_ACTS, VisionModel, image_token, text_of, two_layers, used_layers
 
 ARCHITECTURE = "pixtral"
 #: Epsilon of all norms of the image encoder; no file states it.
@@ -96,13 +96,11 @@ def read(config: Fields) -> VisionModel:
                            "image_token_id", "projector_hidden_act", "multimodal_projector_bias", "tie_word_embeddings",
                            *(("spatial_merge_size",) if merges else (
                                "vision_feature_select_strategy", "image_seq_length", "ignore_index", "vocab_size"))})
-    projector, d = NetworkSpec("projector", {}), encoder.hidden_size
+    d = encoder.hidden_size
+    projector = two_layers(d, width, width, bias=config.bool("multimodal_projector_bias", not merges))
     if merges:
         projector.add("norm.weight", "v.post_ln.weight", d)
         projector.linear("patch_merger.merging_layer", "mm.patch_merger", d, d * merge ** 2, bias=False)
-    bias = config.bool("multimodal_projector_bias", not merges)
-    projector.linear("linear_1", "mm.0", width, d, bias)
-    projector.linear("linear_2", "mm.2", width, width, bias)
     return VisionModel(ARCHITECTURE, text, encoder, projector, {
         "mpool.vision.image_token_id": token, "mpool.vision.norm": merges,
         "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", PROJECTOR_ACTS)},

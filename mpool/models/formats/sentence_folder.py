@@ -420,8 +420,13 @@ def refuse_options(config: Fields, keys: tuple[str, ...] = ()) -> None:
                 raise Unsupported(f"{config.file}: {section.name(option)} is set; mpool does not support this option")
 
 
-def _read_transformer(folder: Folder, settings: ModuleSettings) -> None:
-    """Read ``sentence_bert_config.json`` in its old or new form into ``settings``.
+def transformer_config(folder: Folder, tasks: Sequence[str], output: str) -> Fields | None:
+    """Return the configuration of a Transformer module, in its old or new form; None: it has none.
+
+    Args:
+        folder: the module's folder.
+        tasks: values that ``transformer_task`` may have, the default first.
+        output: value that ``module_output_name`` must have.
 
     Raises:
         FormatError: a key is unknown or malformed.
@@ -429,14 +434,23 @@ def _read_transformer(folder: Folder, settings: ModuleSettings) -> None:
     """
     name = next((name for name in TRANSFORMER_CONFIGS if folder.has(name)), None)
     if name is None:
-        return
+        return None
     config = folder.fields(name)
     config.only(TRANSFORMER_KEYS)
+    for key, allowed in (("transformer_task", tasks), ("module_output_name", (output,))):
+        if config.str(key, allowed[0]) not in allowed:
+            raise Unsupported(f"{config.file}: {key} is {shorten(config.get(key))}; mpool supports "
+                              + ", ".join(allowed))
+    return config
+
+
+def _read_transformer(folder: Folder, settings: ModuleSettings) -> None:
+    """Read ``sentence_bert_config.json`` into ``settings``; errors as of :func:`transformer_config`."""
+    config = transformer_config(folder, ("feature-extraction",), "token_embeddings")
+    if config is None:
+        return
     settings.max_seq_length = config.int("max_seq_length", None, low=1)
     settings.do_lower_case = config.bool("do_lower_case", False)
-    for key, plain in (("transformer_task", "feature-extraction"), ("module_output_name", "token_embeddings")):
-        if config.str(key, plain) != plain:
-            raise Unsupported(f"{config.file}: {key} is {shorten(config.get(key))}; mpool supports {plain}")
     refuse_options(config, ("query_length", "document_length", "query_expansion"))
     modality = config.section("modality_config", None)
     text = modality.section("text") if modality is not None else None

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from ...errors import Unsupported
 from ..fields import Fields
 from ..files import Folder
-from ..json_strict import shorten
-from ..layout import TRANSFORMER_CONFIGS
 from ..spec import EmbeddingSettings, ModelDescription, VisionSettings
 from . import hf_parts, scoring, sentence_folder, vision_model
 
@@ -40,24 +38,14 @@ class _Rendering:
     pixels: tuple[int | None, int | None] = (None, None)
 
 
-def _read_transformer(folder: Folder, scores: bool) -> _Rendering:
-    """Read ``sentence_bert_config.json``. ``scores``: True for a reranker.
-
-    Raises:
-        FormatError: a key is unknown or malformed.
-        Unsupported: an option selects a computation that mpool does not implement.
-    """
-    name = next((name for name in TRANSFORMER_CONFIGS if folder.has(name)), None)
-    if name is None:
-        return _Rendering()
-    config = folder.fields(name)
-    config.only(sentence_folder.TRANSFORMER_KEYS)
+def _read_rendering(folder: Folder, scores: bool) -> _Rendering:
+    """Read ``sentence_bert_config.json``; errors as of :func:`sentence_folder.transformer_config`. ``scores``: True for
+    a reranker."""
     tasks, output = (("text-generation", "any-to-any", "image-text-to-text"), "causal_logits") if scores else \
         (("feature-extraction",), "token_embeddings")
-    for key, allowed in (("transformer_task", tasks), ("module_output_name", (output,))):
-        if config.str(key, allowed[0]) not in allowed:
-            raise Unsupported(f"{config.file}: {key} is {shorten(config.get(key))}; mpool supports "
-                              + ", ".join(allowed))
+    config = sentence_folder.transformer_config(folder, tasks, output)
+    if config is None:
+        return _Rendering()
     kwargs = config.section("processing_kwargs", None)
     options = {key: value for key, value in config.values.items() if key != "processing_kwargs"}
     sentence_folder.refuse_options(Fields(options, file=config.file),
@@ -128,7 +116,7 @@ def embedder(found: ModelDescription, folder: Folder, encoder: Folder,
         raise Unsupported(f"{folder.path}: the model has no chat template, which must render texts and images")
     hidden, vocab = (found.spec.kv[f"{name}.{key}"] for key in ("embedding_length", "vocab_size"))
     assert isinstance(hidden, int) and isinstance(vocab, int)
-    rendering = _read_transformer(encoder, scores)
+    rendering = _read_rendering(encoder, scores)
     tokenizer = encoder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     own = sentence_folder.ModuleSettings(encoder, max_seq_length=rendering.max_tokens)
     # one position is left for the token that the core samples

@@ -45,7 +45,9 @@ from .vision_model import (
     VisionModel,
     add_ends,
     image_token,
+    image_token_key,
     text_of,
+    two_layers,
     used_layers,
 )
 
@@ -98,10 +100,7 @@ def read_llava(config: Fields) -> VisionModel:
                            "image_token_index", "image_token_id", "projector_hidden_act", "multimodal_projector_bias",
                            "tie_word_embeddings", "image_seq_length", "ignore_index", "vocab_size",
                            "image_grid_pinpoints", "use_image_newline_parameter"})
-    projector = NetworkSpec("projector", {})
-    bias = config.bool("multimodal_projector_bias", True)
-    projector.linear("linear_1", "mm.0", width, encoder.hidden_size, bias)
-    projector.linear("linear_2", "mm.2", width, width, bias)
+    projector = two_layers(encoder.hidden_size, width, width, bias=config.bool("multimodal_projector_bias", True))
     keep = clip and select == "full"
     if tiled:
         if keep:
@@ -549,8 +548,9 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str, embed
     size = architectures.sizes(row, read.kv, file=config.file,
                                own=lambda key: origins.key_in_config(config, key, row.name)) | read.sizes
     size |= _expert_layout(parts["text"], size)
-    if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
-        config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
+    token = cast(int, model.kv["mpool.vision.image_token_id"])
+    if not 0 <= token < size["V"]:
+        config.fail(image_token_key(config), token, f"0 to {size['V'] - 1}")
     tied = read.tied or embeds and not any(name.startswith("lm_head.") for name in parts["text"])
     _, tensors = hf_parts.weights(folder, row, size, tied, paths, hf_quantised.Quantised(parts["text"]))
     tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)

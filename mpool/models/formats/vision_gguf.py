@@ -146,10 +146,12 @@ def _joined(text: ModelDescription, raw: Mapping[str, Any], tensors: tuple[Tenso
     if table.str("general.architecture") != "clip":
         table.fail("general.architecture", table.get("general.architecture"),
                    "clip, the architecture of projector files")
-    kind = table.str("clip.projector_type", table.str("clip.vision.projector_type", "mlp"))
+    stated = next((key for key in ("clip.projector_type", "clip.vision.projector_type") if key in table),
+                  "clip.projector_type")
+    kind = table.str(stated, "mlp")
     name = _FAMILIES.get(kind)
     if name is None:
-        raise Unsupported(f"{projector}: clip.projector_type is {describe(kind)}; mpool supports "
+        raise Unsupported(f"{projector}: {stated} is {describe(kind)}; mpool supports "
                           + ", ".join(sorted(_FAMILIES)),
                           hint="Use the model's transformers folder; for text only, pass the path "
                                + text.spec.files[0])

@@ -93,6 +93,22 @@ def used_layers(config: Fields, layers: int, default: int = -2) -> int:
     return used
 
 
+def two_layers(inputs: int, inner: int, outputs: int, *, bias: bool = True, norm: bool = False) -> NetworkSpec:
+    """Return a projector of two linear layers. ``norm``: a norm of their inputs comes first."""
+    projector = NetworkSpec("projector", {})
+    for end in ("weight", "bias") if norm else ():
+        projector.add(f"layer_norm.{end}", f"mm.input_norm.{end}", inputs)
+    projector.linear("linear_1", "mm.0", inner, inputs, bias)
+    projector.linear("linear_2", "mm.2", outputs, inner, bias)
+    return projector
+
+
+def image_token_key(config: Fields) -> str:
+    """Return the key of the image placeholder token."""
+    older = "image_token_index" in config and "image_token_id" not in config
+    return "image_token_index" if older else "image_token_id"
+
+
 def image_token(config: Fields, default: int) -> int:
-    """Return the id of the image placeholder token, which has one of two keys."""
-    return config.int("image_token_id" if "image_token_id" in config else "image_token_index", default, low=0)
+    """Return the id of the image placeholder token."""
+    return config.int(image_token_key(config), default, low=0)

@@ -690,3 +690,22 @@ def test_size_of_grammars_of_texts(format: tool_formats.ToolFormat) -> None:
     made = tool_grammar.build_grammar(format, [tool_formats.Function("f", whole)], forced=True, single=True,
                                       splitter=None)
     assert len(made.lark) < 400_000
+
+
+@pytest.mark.parametrize("end, copies", [("b", 0), ("a~0b", 1)])
+def test_arguments_have_the_definitions_that_they_need(end: str, copies: int) -> None:
+    """An argument that needs no definition has none. One with an escaped reference has all."""
+    llguidance = pytest.importorskip("llguidance")
+    defs: dict[str, Any] = {"a": {"type": "array", "items": {"$ref": f"#/$defs/{end}"}}, end.replace("~0", "~"): {
+        "type": "integer"}, "wide": {"type": "object", "properties": {f"wide{i}": True for i in range(200)}}}
+    whole: dict[str, Any] = {"type": "object", "properties": {
+        "p0": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]}, "p1": {"type": "number"}}, "$defs": defs}
+    made = tool_grammar.build_grammar(tool_formats.QWEN3_CODER, [tool_formats.Function("f", whole)], forced=True,
+                                      single=True, splitter=None)
+    assert made.lark.count("wide199") == copies
+    tokenizer = llguidance.LLTokenizer("byte")
+    start = llguidance.LLMatcher(tokenizer, made.lark)
+    for value, allowed in (("[1, 2]", True), ("[true]", False)):
+        matcher = start.deep_copy()
+        call = f"<tool_call>\n<function=f>\n<parameter=p0>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        assert all(matcher.try_consume_tokens([byte]) for byte in call.encode()) == allowed

@@ -1,10 +1,9 @@
-"""Folders of models with one or two hostile values in their JSON files, vocabularies and headers of weights.
+"""Folders of models with one or two hostile values in their JSON files, vocabularies and headers of weights;
+``test_hostile_vision.py`` has vision models.
 
 Each folder is loaded and serves a request. Every outcome is a result or one MpoolError, and no library panics.
 """
 
-import copy
-import json
 import os
 import random
 import shutil
@@ -17,14 +16,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import hostilefiles  # noqa: E402
 import imagemodels  # noqa: E402
 import pipelinemodels  # noqa: E402
 import rerankers  # noqa: E402
 import retrievalmodels  # noqa: E402
 import staticmodels  # noqa: E402
 import tinymodels  # noqa: E402
-import visionmodels  # noqa: E402
-from jsonplaces import places  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool import errors  # noqa: E402
@@ -41,10 +39,6 @@ def _inside(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 def _image(family: str) -> Callable[[Path], Any]:
     return _inside(lambda folder: imagemodels.save(imagemodels.randomised(family, 2), family, folder))
-
-
-def _vision(family: str) -> Callable[[Path], Any]:
-    return _inside(lambda folder: visionmodels.save(visionmodels.randomised(family), family, folder))
 
 
 def _static(folder: Path) -> None:
@@ -66,54 +60,9 @@ MODELS: dict[str, tuple[Callable[[Path], Any], Callable[[mpool.Pool, str], Any]]
     "llama": (tinymodels.llama, lambda pool, path: pool.chat([{"role": "user", "content": "hi"}], path, **GREEDY)),
     "clip": (_image("clip"), lambda pool, path: pool.embed_image([IMAGE], path)),
     "dinov2": (_image("dinov2"), lambda pool, path: pool.embed_image([IMAGE], path)),
-    "smolvlm": (_vision("smolvlm"), lambda pool, path: pool.vision(IMAGE, "w10", path, **GREEDY)),
-    **{name: (_vision(name), lambda pool, path: pool.vision(IMAGE, "w10", path, **GREEDY))
-       for name in ("gemma3", "internvl", "lfm2_vl", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
     "sd3": (pipelinemodels.sd3, lambda pool, path: pool.generate_image("a cat", path, width=64, height=64,
                                                                        num_inference_steps=1, seed=1)),
 }
-VALUES: list[Any] = [
-    0, 1, -1, 2, 3, 7, 64, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 53, 1 << 63, 1 << 64, 1 << 200, -(1 << 63),
-    0.0, -0.0, 0.5, -1.5, 1e-30, 1e30, 1e308, float("inf"), float("nan"), True, False, None, "", "x", "relu", "gelu",
-    "mean", "cls", "\0", "a" * 3000, "../x", "/etc/passwd", "\u00e9\ud800", "[PAD]", "w1", "{{ 1/0 }}", [], [0], [1, 2],
-    [None], [1 << 64], [[1]], [{}], {}, {"a": {"b": 1}}]
-
-
-def changed(rng: random.Random, value: Any) -> Any:
-    """Return a copy of a JSON value with one place deleted, repeated, scaled or replaced."""
-    value = copy.deepcopy(value)
-    found = list(places(value, most=60))
-    if not found:
-        return rng.choice(VALUES)
-    *path, last = rng.choice(found)
-    parent, choice = value, rng.random()
-    for key in path:
-        parent = parent[key]
-    old = parent[last]
-    if choice < 0.15:
-        del parent[last]
-    elif choice < 0.25 and isinstance(parent, list):
-        parent.append(copy.deepcopy(old))
-    elif choice < 0.4 and type(old) in (int, float):
-        parent[last] = old * rng.choice((2, 3, -1, 1000)) + rng.choice((0, 1, -1))
-    else:
-        parent[last] = copy.deepcopy(rng.choice(VALUES))
-    return value
-
-
-def change(rng: random.Random, file: Path) -> None:
-    """Change a file in one place: a value of JSON, a value of the header of weights, or a few bytes."""
-    data = file.read_bytes()
-    file.unlink()  # it may be a hard link
-    if file.suffix == ".safetensors":
-        size = int.from_bytes(data[:8], "little")
-        header = json.dumps(changed(rng, json.loads(data[8:8 + size]))).encode()
-        file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size:])
-    elif file.suffix == ".json":
-        file.write_text(json.dumps(changed(rng, json.loads(data))))
-    else:
-        at, removed = rng.randrange(len(data) + 1), rng.choice((0, 1, 50))
-        file.write_bytes(data[:at] + bytes(rng.choices(range(256), k=rng.choice((0, 1, 30)))) + data[at + removed:])
 
 
 @pytest.mark.sample(4)
@@ -131,7 +80,7 @@ def test_hostile_values(tmp_path: Path, capfd: pytest.CaptureFixture[str], name:
             files = sorted(file for file in folder.rglob("*") if file.is_file())
             tokenizers = [file for file in files if file.name in ("tokenizer.json", "spiece.model", "merges.txt")]
             for _ in range(rng.choice((1, 1, 1, 2))):
-                change(rng, rng.choice(tokenizers if tokenizers and rng.random() < 0.4 else files))
+                hostilefiles.change(rng, rng.choice(tokenizers if tokenizers and rng.random() < 0.4 else files))
             try:
                 request(pool, str(folder))
                 outcomes.append("served")
