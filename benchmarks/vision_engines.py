@@ -85,6 +85,8 @@ class Mtmd:
     again: an application would have to keep the context.
     """
 
+    tokens: int | None = None
+
     def __init__(self, variant: str) -> None:
         if variant:
             raise ValueError("llama-cpp has no variants here")
@@ -99,6 +101,8 @@ class Mtmd:
                                      n_threads_batch=threads, flash_attn=True, verbose=False)
         settings = mtmd_cpp.mtmd_context_params_default()
         settings.use_gpu, settings.n_threads, settings.warmup = False, threads, False
+        if self.tokens:
+            settings.image_min_tokens = settings.image_max_tokens = self.tokens
         self.context = mtmd_cpp.mtmd_init_from_file(f"{folder}/mmproj.gguf".encode(), self.model.model, settings)
         if not self.context:
             raise RuntimeError(f"mtmd does not load {folder}/mmproj.gguf")
@@ -147,9 +151,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     """
     name, _, variant = task["engine"].partition(":")
     engine, chance = ENGINES[name](variant), np.random.default_rng(int(time.time()))
+    engine.tokens = task["tokens"]
     engine.load(task["folder"], task["threads"])
-    if name == "mpool":
-        engine.tokens = task["tokens"]
 
     def median(run: Callable[[np.ndarray], float]) -> float:
         images = (chance.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8) for _ in range(task["repeat"]))
