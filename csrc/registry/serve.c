@@ -70,7 +70,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
     w->served++;
-    mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+    mp_dispatch_end(ticket);
     /* mp_ticket_cancel has returned true: the request must not succeed, although its last step did. A result that is
      * ready at its deadline or at the shutdown is delivered. */
     bool refused = status == MP_OK && atomic_load_explicit(&ticket->cause, memory_order_acquire) == MP_CANCELLED;
@@ -106,7 +106,7 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     mp_assert_held(&w->entry->lock);
     deactivate(w, ticket);
     if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
-        mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+        mp_dispatch_end(ticket);
         return false;
     }
     mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
@@ -371,11 +371,44 @@ static bool serve_trim(mp_worker *w) {
     return !trimmed && w->engine->ops->trim(w->engine) > 0;
 }
 
-/* Charges what the check of the request has added to its bytes, and passes it to the engine. */
+/* Must not hold the lock. Frees the outputs of queued requests. Returns false if there were none. The caller holds a
+ * request: until it has left, no other is admitted, because that would take the memory again. */
+static bool serve_drop_outputs(mp_worker *w) {
+    mp_assert_not_held(&w->entry->lock);
+    if (!mp_entry_drop_outputs(w->entry))
+        return false;
+    mp_mutex_lock(&w->entry->lock);
+    block_admission(w, false);
+    mp_mutex_unlock(&w->entry->lock);
+    return true;
+}
+
+/* Must hold the lock. The worker has found no memory for its only request. If others hold some, lets them run first;
+ * the caller must return the request to the queue. */
+static bool serve_yield(mp_worker *w, mp_ticket *ticket) {
+    mp_assert_held(&w->entry->lock);
+    if (!mp_dispatch_yield(ticket))
+        return false;
+    w->memory = MP_MEMORY_TRIMMED; /* not TIGHT: the others may be admitted */
+    w->retry_ns = 0;
+    return true;
+}
+
+/* Checks the request if this load of the model has not checked it, charges its bytes, and passes it to the engine. */
 static mp_status serve_admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
     atomic_store(&w->entry->account.beside, 0);
+    MP_TRY(mp_entry_check(w->resident, ticket, error));
     MP_TRY(mp_entry_charge(w->entry, ticket, error));
     return w->engine->ops->admit(w->engine, &ticket->item, error);
+}
+
+/* Must not hold the lock. True if no request of the model is active, but for `fresh` ones of this worker. */
+static bool is_alone(mp_worker *w, int fresh) {
+    mp_assert_not_held(&w->entry->lock);
+    mp_mutex_lock(&w->entry->lock);
+    bool alone = mp_entry_running(w->entry) == fresh;
+    mp_mutex_unlock(&w->entry->lock);
+    return alone;
 }
 
 static void admit_fresh(mp_worker *w) {
@@ -389,8 +422,6 @@ static void admit_fresh(mp_worker *w) {
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* end_cancelled ends it */
         mp_status status = mp_faults_screen(entry, ticket, &error);
-        if (status == MP_OK)
-            status = mp_entry_check(w->resident, ticket, &error);
         if (status != MP_OK) {
             end_item(w, ticket, status, &error);
             continue;
@@ -398,6 +429,12 @@ static void admit_fresh(mp_worker *w) {
         status = serve_admit(w, ticket, &error);
         if (status == MP_MEMORY_EXHAUSTED && serve_trim(w))
             status = serve_admit(w, ticket, &error);
+        if (status == MP_MEMORY_EXHAUSTED && is_alone(w, w->fresh_count - i)) {
+            put_back_fresh(w, i + 1); /* their outputs are in the way too */
+            w->fresh_count = i + 1;
+            if (serve_drop_outputs(w))
+                status = serve_admit(w, ticket, &error);
+        }
         if (status == MP_OK) {
             note_admitted(w, ticket);
             enter_flow(w, ticket);
@@ -421,13 +458,15 @@ static void admit_fresh(mp_worker *w) {
         bool others = mp_entry_running(entry) > w->fresh_count - i;
         mp_mutex_unlock(&entry->lock);
         bool coming = !others && reclaim_from_others(w);
-        if (!others && !coming) {
+        mp_mutex_lock(&entry->lock);
+        bool yields = !others && !coming && serve_yield(w, ticket);
+        if (others || coming)
+            block_admission(w, !mine);
+        mp_mutex_unlock(&entry->lock);
+        if (!others && !coming && !yields) {
             end_item(w, ticket, status, &error);
             continue;
         }
-        mp_mutex_lock(&entry->lock);
-        block_admission(w, !mine);
-        mp_mutex_unlock(&entry->lock);
         put_back_fresh(w, i);
         break;
     }
@@ -562,12 +601,13 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     return dead;
 }
 
-/* Frees memory for a request that found none in a step: first the engine's caches, once. After that, the youngest
- * request of the lowest priority is preempted and returns to the front of the queue. If no other request holds memory
- * and none is being freed, the waiting request fails. */
+/* Frees memory for a request that found none in a step: first the engine's caches, once, and the outputs of queued
+ * requests without results. After that, the youngest request of the lowest priority is preempted and returns to the
+ * front of the queue. If only the waiting request is active and no memory is being freed, queued requests that have
+ * begun run first: their results hold memory. If there are none, or none of them can go on, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
-    if (serve_trim(w))
+    if (serve_trim(w) || serve_drop_outputs(w))
         return;
     mp_ticket *victim = NULL;
     for (int i = 0; i < w->active_count; i++) {
@@ -581,10 +621,11 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     bool alone = w->active_count == 1, coming = alone && reclaim_from_others(w);
     mp_mutex_lock(&entry->lock);
     bool others = mp_entry_running(entry) > w->active_count, waits = !alone || coming || others;
+    bool yields = !waits && serve_yield(w, waiting);
     if (waits)
         block_admission(w, alone || others);
     mp_mutex_unlock(&entry->lock);
-    if (waits) {
+    if (waits || yields) {
         serve_preempt(w, victim);
         return;
     }
