@@ -44,16 +44,27 @@ void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
     ticket->charged = 0;
 }
 
-uint64_t mp_entry_drop_outputs(mp_entry *entry) {
+/* Must hold the lock. Returns true if the queued request may start again: no caller has seen a result of it, and no
+ * engine has left a state. */
+static bool may_start_again(const mp_ticket *ticket) {
+    const mp_request *request = ticket->item.request;
+    return !request->resumable && !ticket->item.abandon && !(request->seen && request->seen(request));
+}
+
+uint64_t mp_entry_drop_outputs(mp_entry *entry, bool restart) {
     mp_assert_not_held(&entry->lock);
     uint64_t dropped = 0;
     mp_mutex_lock(&entry->lock);
     for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
         mp_ticket *ticket = mp_ticket_of_node(at);
         mp_request *request = ticket->item.request;
-        if (!request->output_bytes || !request->drop_outputs || !request->drop_outputs(request, mp_ticket_begun(ticket)))
+        const bool restarts = restart && may_start_again(ticket);
+        if (!request->output_bytes || !request->drop_outputs ||
+            !request->drop_outputs(request, mp_ticket_begun(ticket) && !restarts))
             continue;
-        ticket->load = 0;                         /* mp_entry_check makes the outputs again */
+        if (restarts)
+            ticket->item.cursor = 0;
+        ticket->load = 0;                      /* mp_entry_check makes the outputs again */
         if (ticket->charged <= request->bytes) /* they were made again, but not charged yet */
             continue;
         dropped += ticket->charged - request->bytes;
