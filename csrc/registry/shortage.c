@@ -1,6 +1,7 @@
 /* shortage.c: what a worker does whose request finds no memory. See entry.h. serve.c decides in which order. */
 #include <stdatomic.h>
 
+#include "base/intervals.h"
 #include "registry/entry.h"
 
 bool mp_worker_trim(mp_worker *w) {
