@@ -1,4 +1,4 @@
-/* shortage.c: what a worker does whose request finds no memory. See entry.h. serve.c decides in which order. */
+/* shortage.c: how a worker makes memory for a request that found none. See entry.h. serve.c decides in which order. */
 #include <stdatomic.h>
 
 #include "base/intervals.h"

@@ -213,14 +213,14 @@ MP_TEST(registry_serving_memory_of_a_load_that_ends_meanwhile) {
     scene_close(&scene);
 }
 
-/* A request whose step finds no memory while it is the only active one gets the memory of queued requests. Outputs of
+/* A request that finds no memory in a step, and is the only active one, gets memory of queued requests: the outputs of
  * those that have not begun are freed and made again later; those that have begun run first. A request that would not
  * fit alone fails, and the others do not. */
 MP_TEST(registry_serving_memory_of_queued_requests) {
     enum { LIMIT = 1000000, OTHERS = 4, OUTPUTS = 130000 };
     static const struct {
         int needs, plan_items;
-        uint32_t units; /* of each other request */
+        uint32_t other_units;
         mp_status status;
     } cases[] = {{500000, 1, 1, MP_OK}, {500000, 0, 20, MP_OK}, {900000, 1, 1, MP_OK}, {900000, 0, 20, MP_OK},
                  {1100000, 1, 1, MP_MEMORY_EXHAUSTED}, {1100000, 0, 20, MP_MEMORY_EXHAUSTED}};
@@ -236,7 +236,7 @@ MP_TEST(registry_serving_memory_of_queued_requests) {
         mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
         call_of(ticket)->memory_a_step = cases[c].needs;
         for (int i = 0; i < OTHERS; i++) {
-            others[i] = queue(&scene, cases[c].units, (mp_submit_options){.priority = 2});
+            others[i] = queue(&scene, cases[c].other_units, (mp_submit_options){.priority = 2});
             call_of(others[i])->outputs = OUTPUTS;
         }
         scene_serve(&scene, worker);
