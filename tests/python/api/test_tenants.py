@@ -96,16 +96,17 @@ def test_workers_share_recent_vectors(request: pytest.FixtureRequest, kind: str)
     with mpool.Pool(mpool.PoolConfig(threads=2, policy="p2c")) as pool:
         def send(number: int) -> int:
             if kind == "bert":
-                pool.embed(f"text {number}", model)
+                pool.embed(" ".join("the" if number >> bit & 1 else "cat" for bit in range(6)), model)
             else:
                 pool.embed_image(imagemodels.image(number, 40, 50), model)
             return int(pool.metrics()["dedup_hits"])
 
         pool.load(model)
-        missed = counted = 0
+        missed = counted = after = 0
         for number in range(60):
             began = time.monotonic()  # a vector is kept from its computation on, not from the end of its request
-            before, after = send(number), send(number)
+            found, before, after = after, send(number), send(number)
+            assert before == found  # the first one is computed: no earlier input equals it
             if time.monotonic() - began < KEPT:
                 counted, missed = counted + 1, missed + (after == before)
         assert missed == 0
