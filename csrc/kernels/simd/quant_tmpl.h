@@ -26,8 +26,8 @@
  *
  * A tile is R rows by Q_VECTORS(R) vectors. It reads the panel once, unpacks each line in registers and multiplies it
  * with all rows; nothing is unpacked to memory. Integer accumulators cover one block, float accumulators all of K.
- * Values that depend on a row and a block, but not on an output, are prepared for many blocks at a time (q_rows), unless
- * the activations have them. */
+ * Values that depend on a row and a block, but not on an output, come with the activations or are prepared for many
+ * blocks at a time (q_rows). */
 #include "kernels/pack.h"
 
 enum { Q_PREPARED = 1024 };
