@@ -9,12 +9,15 @@ mpool's gets more turns (``--again``). A peer is compared with mpool in the same
 """
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import mmap
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
 #: The tests' module that joins weights from packages.
 JOINED = Path(__file__).resolve().parents[1] / "tests" / "python" / "helpers" / "joined.py"
 #: Options that a record names.
-OPTIONS = ("engines", "topics", "rounds", "again", "repeat", "prompts", "depths", "quick", "touch", "weights")
+OPTIONS = ("engines", "topics", "rounds", "again", "repeat", "prompts", "depths", "quick", "touch", "beside", "weights")
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
 #: Type of quantised weights that peers repack for their fastest kernels. Its files come first in comparisons of text.
 FIRST = "q4_k_m"
@@ -100,7 +103,8 @@ class Bench(Rotation):
         """Measure one engine on one topic. Returns False if it failed: it does not take part any more."""
         def run() -> dict[str, Any]:
             touch(self.arguments.touch)
-            return self.run_worker(engine, self.task(topic, engine))
+            with busy(self.arguments.beside):
+                return self.run_worker(engine, self.task(topic, engine))
 
         done = self.measure(topic, engine, number, run)
         if not done:
@@ -258,6 +262,23 @@ def touch(megabytes: int) -> None:
                 memory[at] = 1
 
 
+@contextlib.contextmanager
+def busy(beside: str | None) -> Iterator[None]:
+    """Run a loop bound to the last CPU, unless ``beside`` is None. Its CPU time counts as that of the engine, so the
+    turn is no disturbed one.
+    """
+    if not beside:
+        yield
+        return
+    last = max(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, {{{last}}})\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as loop:
+        try:
+            yield
+        finally:
+            loop.kill()
+
+
 @functools.cache
 def hashed(path: str) -> str:
     """Return the SHA-256 of the weights."""
@@ -305,6 +326,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--touch", type=int, default=0, metavar="MB",
                         help="memory to write and free before each turn, for virtual machines whose hosts take free "
                              "memory back (default: %(default)s)")
+    parser.add_argument("--beside", choices=["busy"], help="a program to run beside each turn: busy is a loop that is "
+                        "bound to the last CPU and takes half of its time from an engine")
     parser.add_argument("--weights", default="auto", choices=["auto", "packed", "mapped"],
                         help="PoolConfig.weights of mpool, for generation (default: %(default)s)")
     parser.add_argument("--plot", metavar="PATH", help="write a plot here, as SVG")

@@ -462,9 +462,9 @@ def lfm2(path: str, vocabulary: str, layers: int, width: int = 2048, feed: int =
 
 def gemma4(path: str, vocabulary: str, layers: int, width: int = 1536, feed: int = 6144, heads: int = 8,
            kv_heads: int = 1, shared: int = 20, inputs: int = 256, words: int = 262_144,
-           routing: str = "uniform") -> float:
+           routing: str = "uniform", special: tuple[str, ...] = (), template: str | None = None) -> float:
     """Write a small model of Gemma 4. ``shared``: layers without keys and values, whose networks are twice as wide."""
-    out = Writer(path, vocabulary, "gemma4", words, 1, routing)
+    out = Writer(path, vocabulary, "gemma4", words, 1, routing, special=special, template=template)
     wide = [layer % 5 == 4 for layer in range(layers)]
     out.sizes(block_count=layers, embedding_length=width, attention__head_count=heads, attention__key_length=512,
               attention__value_length=512, attention__key_length_swa=256, attention__value_length_swa=256,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .synthetic import SEED, Writer, attention, feed_forward, layer_types
+from .synthetic import SEED, Writer, attention, feed_forward, gemma4, layer_types
 
 #: A template that puts images where they stand in a message. ``MARK`` stands for the marks of an image.
 TEMPLATE = """{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}
@@ -46,11 +46,11 @@ class Projector:
         self.gguf.add_string("clip.projector_type", kind)
         self.gguf.add_bool("clip.has_vision_encoder", True)
         self.gguf.add_bool("clip.use_gelu", True)
-        for name, value in sizes.items():
-            self.gguf.add_uint32(f"clip.vision.{name.replace('__', '.')}", value)
+        for name, size in sizes.items():
+            self.gguf.add_uint32(f"clip.vision.{name.replace('__', '.')}", size)
         self.gguf.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-        for name in ("image_mean", "image_std"):
-            self.gguf.add_array(f"clip.vision.{name}", [mean] * 3)
+        for name, value in (("image_mean", mean), ("image_std", mean or 1.0)):
+            self.gguf.add_array(f"clip.vision.{name}", [value] * 3)
 
     def linear(self, name: str, *shape: int, bias: bool = True) -> None:
         """Add a matrix in bfloat16 and a bias in float32."""
@@ -136,6 +136,33 @@ def gemma3_projector(path: str) -> None:
     out.close()
 
 
+def gemma4_text(path: str, vocabulary: str) -> float:
+    """Write the decoder of Gemma-4-E2B."""
+    marks = ("<|image>", "<|image|>", "<image|>")
+    return gemma4(path, vocabulary, layers=35, special=marks, template=TEMPLATE.replace("MARK", marks[1]))
+
+
+def gemma4_projector(path: str) -> None:
+    """Write the image encoder of Gemma-4-E2B."""
+    layers, width, feed = 16, 768, 3072
+    out = Projector(path, "gemma4v", 0.0, image_size=768, patch_size=16, block_count=layers, embedding_length=width,
+                    feed_forward_length=feed, attention__head_count=12, projection_dim=1536)
+    out.plain("v.patch_embd.weight", width, 3, 16, 16)
+    out.plain("v.position_embd.weight", 2, 10_240, width)
+    for layer in range(layers):
+        at = f"v.blk.{layer}."
+        for name in ("ln1", "ln2", "attn_post_norm", "ffn_post_norm"):
+            out.norm(f"{at}{name}", width, bias=False)
+        for name in ("q", "k"):
+            out.norm(f"{at}attn_{name}_norm", width // 12, bias=False)
+        for name, shape in (("attn_q", (width, width)), ("attn_k", (width, width)), ("attn_v", (width, width)),
+                            ("attn_out", (width, width)), ("ffn_gate", (feed, width)), ("ffn_up", (feed, width)),
+                            ("ffn_down", (width, feed))):
+            out.linear(f"{at}{name}", *shape, bias=False)
+    out.plain("mm.input_projection.weight", 1536, width)
+    out.close()
+
+
 def qwen3_vl_text(path: str, vocabulary: str) -> float:
     """Write the decoder of Qwen3-VL-2B."""
     marks = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
@@ -169,6 +196,7 @@ def qwen3_vl_projector(path: str) -> None:
 
 
 PAIRS: dict[str, Pair] = {
+    "gemma4-e2b": Pair(gemma4_text, gemma4_projector, encoder_operations(2304, 16, 768, 3072 * 3 // 2)),
     "gemma3-4b": Pair(gemma3_text, gemma3_projector, encoder_operations(4096, 27, 1152, 4304)),
     "qwen3-vl-2b": Pair(qwen3_vl_text, qwen3_vl_projector, encoder_operations(4096, 24, 1024, 4096)),
 }

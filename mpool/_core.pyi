@@ -33,8 +33,9 @@ def config() -> dict[str, Any]:
     """Return the configuration of this build and machine, which ``show_config`` prints.
 
     Keys: cpu (name, level, features), kernels {slot: variant}, blas (core, why, multiply_adds: computed by the
-    library since the start of the process), compute_threads, nodes [{number, cpus}], memory_bytes, compiler, version,
-    sanitizer, numpy_abi.
+    library since the start of the process), compute_threads, threads_from ("MPOOL_THREADS", "cores", "quota" or "cpus":
+    csrc/base/topology.h), cores {packages, source, classes [{cores, cpus, cpu_list, speed, used}]} (csrc/base/cores.h),
+    nodes [{number, cpus}], memory_bytes, compiler, version, sanitizer, numpy_abi.
     """
 
 def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:
@@ -343,7 +344,8 @@ class Registry:
                  queue_capacity: dict[str, int | tuple[int, int]] | None = None,
                  policy: dict[str, str] | None = None,
                  chaos: tuple[int, float, float, float, float, float] | None = None,
-                 predictive_scaling: bool = False, scale_timeout: bool = False) -> Registry: ...
+                 predictive_scaling: bool = False, scale_timeout: bool = False,
+                 background: bool = False) -> Registry: ...
     def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False,
             command: Sequence[str] | None = None, process_memory: int = 0, revision: int = 0,
             staged: bool = False, environment: Sequence[bytes] = ()) -> None:

@@ -43,7 +43,7 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
 CAPACITIES = {"text_embedding": ("embed_queue_capacity", "batch_queue_capacity"),
               "text_to_text": ("prompt_queue_capacity",), "image_embedding": ("image_embed_queue_capacity",),
               "vision": ("vision_queue_capacity",), "text_to_image": ("image_gen_queue_capacity",)}
-_SWITCHES = ("fail_fast", "predictive_scaling", "scale_timeout")
+_SWITCHES = ("fail_fast", "predictive_scaling", "scale_timeout", "background")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PoolConfig:
 
     Attributes:
         threads: number of compute threads of this pool alone; 0: share those of the process, whose number is
-            ``MPOOL_THREADS``, or the number of CPUs available to this process.
+            ``MPOOL_THREADS``, or one per core: :func:`mpool.show_config` says which cores count.
         memory_bytes: limit for models, caches and queues of this pool alone, in bytes; 0: share the limit of the
             process, which is ``MPOOL_MEMORY_MB``, or a share of the memory of the machine or its cgroup. To make room
             for a model, the pool unloads idle models: first those that have been idle for long and are quick to load
@@ -125,6 +125,11 @@ class PoolConfig:
         offline: True: never download; False: allow downloads; None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.
         model_folders: folders that links in the folder of a model may lead to, beside that folder and the hub's cache;
             the environment variable ``MPOOL_MODEL_FOLDERS`` names further ones, separated by ``:``.
+        background: other programs go first. The pool's workers, their processes and the compute threads run with a nice
+            value that is 10 higher and the policy SCHED_BATCH (Linux), or with the QoS class utility (macOS); other
+            threads of the process keep their priority. The pool has compute threads of its own, as many as the process
+            if ``threads`` is 0. On Linux, a nice value has an effect only among programs of one session or one control
+            group: see ``/proc/sys/kernel/sched_autogroup_enabled``.
 
     Rarely used switches, all off by default:
 
@@ -185,6 +190,7 @@ class PoolConfig:
     scale_timeout: bool = False
     kv_dtype: str = "auto"
     model_folders: Sequence[str | os.PathLike[str]] = ()
+    background: bool = False
 
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
@@ -255,6 +261,7 @@ class PoolConfig:
                      "breaker_window", "breaker_rest"):
             options[name] = float(getattr(self, name))
         options["predictive_scaling"], options["scale_timeout"] = self.predictive_scaling, self.scale_timeout
+        options["background"] = self.background
         if self.request_timeout is not None:
             options["request_timeout"] = real(self.request_timeout)  # infinite if it is too large for a float
         if self.batch_wait:

@@ -28,6 +28,10 @@
 #include "base/platform.h"
 #include "base/sanitize.h"
 
+#if defined(__APPLE__)
+#include <pthread/qos.h>
+#include <sys/sysctl.h>
+#endif
 #if MP_LINUX
 #include <limits.h>
 #include <linux/futex.h>
@@ -229,11 +233,43 @@ void mp_cond_broadcast(mp_cond *cond) { SYS(cond_wake)(&cond->os, true); }
 
 static _Atomic uint64_t threads_created, threads_joined;
 
+static _Thread_local bool in_background;      /* the calling thread runs in the background */
+static _Thread_local bool starts_background; /* mp_thread_start_in_background */
+
 typedef struct thread_start {
     void (*body)(void *);
     void *arg;
+    bool background, inherited; /* inherited: the starting thread runs in the background */
     char name[16];
 } thread_start;
+
+bool mp_thread_start_in_background(bool background) {
+    bool before = starts_background;
+    starts_background = background;
+    return before;
+}
+
+/* `inherited`: Linux has given the thread the priority of the thread that started it. */
+static void enter_background(bool inherited) {
+    in_background = true;
+#if MP_LINUX
+    enum { NICER = 10 };
+    const struct sched_param none = {0};
+    if (inherited)
+        return;
+    /* Not through the C library, in which setpriority might mean the process, and musl has no sched_setscheduler. Other
+     * policies than SCHED_OTHER are the user's own choice. */
+    if (syscall(SYS_sched_getscheduler, 0) == SCHED_OTHER)
+        syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &none);
+    long now = 20 - syscall(SYS_getpriority, PRIO_PROCESS, 0); /* the system call returns 20 - nice: 1 to 40 */
+    syscall(SYS_setpriority, PRIO_PROCESS, 0, now + NICER); /* the system reduces values above 19 */
+#elif defined(__APPLE__)
+    (void)inherited;
+    pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0);
+#else
+    (void)inherited;
+#endif
+}
 
 static void *thread_main(void *arg) {
     thread_start start = *(thread_start *)arg;
@@ -243,6 +279,8 @@ static void *thread_main(void *arg) {
 #elif defined(__APPLE__)
     pthread_setname_np(start.name);
 #endif
+    if (start.background)
+        enter_background(start.inherited);
     start.body(start.arg);
     return NULL;
 }
@@ -262,6 +300,8 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
         return mp_fail_memory(error, sizeof(*start), "a thread's start record");
     start->body = body;
     start->arg = arg;
+    start->inherited = in_background;
+    start->background = in_background || starts_background;
     strncpy(start->name, name, sizeof(start->name) - 1);
 
     /* The new thread inherits this thread's signal mask. Set the mask before the start, so that no signal reaches the
@@ -361,6 +401,21 @@ static bool real_set_affinity(const mp_cpu_set *cpus) {
 #endif
 }
 
+static bool real_get_number(const char *name, int64_t *value) {
+#if defined(__APPLE__)
+    union { int32_t narrow; int64_t wide; } found = {0};
+    size_t size = sizeof(found);
+    if (sysctlbyname(name, &found, &size, NULL, 0) != 0 || (size != sizeof(found.narrow) && size != sizeof(found.wide)))
+        return false;
+    *value = size == sizeof(found.wide) ? found.wide : found.narrow;
+    return true;
+#else
+    (void)name, (void)value;
+    return false;
+#endif
+}
+
+bool mp_sys_get_number(const char *name, int64_t *value) { return SYS(get_number)(name, value); }
 bool mp_sys_get_affinity(mp_cpu_set *cpus) { return SYS(get_affinity)(cpus); }
 bool mp_sys_set_affinity(const mp_cpu_set *cpus) { return SYS(set_affinity)(cpus); }
 
@@ -709,11 +764,12 @@ static void real_point(void) {}
         .mutex_init = real_mutex_init, .mutex_deinit = real_mutex_deinit,                                           \
         .cond_init = real_cond_init, .cond_deinit = real_cond_deinit,                                               \
         .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .get_affinity = real_get_affinity,   \
-        .set_affinity = real_set_affinity, .prefer_node = real_prefer_node, .open = real_open, .pread = real_pread, \
-        .fallocate = real_fallocate, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait,       \
-        .cond_wake = real_cond_wake, .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock,              \
-        .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns,            \
-        .mincore = real_mincore, .self = real_self                                                                  \
+        .set_affinity = real_set_affinity, .get_number = real_get_number, .prefer_node = real_prefer_node,          \
+        .open = real_open, .pread = real_pread, .fallocate = real_fallocate, .mmap = real_mmap,                     \
+        .madvise = real_madvise, .cond_wait = real_cond_wait, .cond_wake = real_cond_wake,                          \
+        .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock, .thread_join = real_thread_join,          \
+        .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns, .mincore = real_mincore,                    \
+        .self = real_self                                                                                           \
     }
 
 const mp_sys_calls mp_sys_real = REAL_CALLS;

@@ -78,6 +78,13 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
 void mp_thread_join(mp_thread *thread); /* does nothing if the thread never started */
 /* Detach a thread that may never return, instead of joining it. mp_thread_counts counts it as joined. */
 void mp_thread_detach(mp_thread *thread);
+/* Threads that the calling thread starts from now on run in the background, or not (the default): other programs go
+ * first. Returns the previous setting. Threads that a background thread starts run in the background too, and so do its
+ * child processes on Linux. There, background means the policy SCHED_BATCH and a nice value that is 10 higher: a thread
+ * gets about a tenth of a CPU that another program wants, and never preempts another thread when it wakes. SCHED_IDLE
+ * would leave it almost nothing, and all threads of a parallel region wait for the slowest one. On macOS, background
+ * means the QoS class utility. Best effort: where the system refuses, the thread runs as usual. */
+bool mp_thread_start_in_background(bool background);
 /* Threads created and joined since the process began; equal after a clean shutdown. */
 void mp_thread_counts(uint64_t *created, uint64_t *joined);
 
@@ -86,7 +93,7 @@ void mp_thread_counts(uint64_t *created, uint64_t *joined);
  * the hooks. */
 mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*child)(void), mp_error *error);
 
-/* --- CPUs and memory nodes; base/topology.h lists the CPUs of each node --- */
+/* --- CPUs and memory nodes; base/topology.h lists the CPUs of each node and core --- */
 enum { MP_CPUS_MAX = 1024 };
 typedef struct mp_cpu_set { uint64_t words[MP_CPUS_MAX / 64]; } mp_cpu_set; /* CPU i: bit i % 64 of word i / 64 */
 /* Get the CPUs that the calling thread may use, of CPUs 0 to MP_CPUS_MAX - 1. Returns false where the system does not
@@ -95,6 +102,9 @@ bool mp_sys_get_affinity(mp_cpu_set *cpus);
 /* Bind the calling thread to these CPUs. Returns false when the system refuses; the thread's CPUs are then
  * unchanged. */
 bool mp_sys_set_affinity(const mp_cpu_set *cpus);
+/* Get a number that the system reports under this name, such as "hw.nperflevels" of macOS (sysctl). Returns false where
+ * the system has no such names, or not this one. */
+bool mp_sys_get_number(const char *name, int64_t *value);
 /* Prefer this memory node (the system's number) for pages of an mp_sys_alloc block that are touched from now on. Best
  * effort. No effect on blocks below 256 KiB, which share pages with other blocks. */
 void mp_sys_prefer_node(void *memory, size_t bytes, int node);
@@ -179,6 +189,7 @@ typedef struct mp_sys_calls {
     void (*point)(void);
     bool (*get_affinity)(mp_cpu_set *cpus);
     bool (*set_affinity)(const mp_cpu_set *cpus);
+    bool (*get_number)(const char *name, int64_t *value);
     void (*prefer_node)(void *memory, size_t bytes, int node);
     int (*open)(const char *path, int flags);
     int64_t (*pread)(int fd, void *to, size_t bytes, int64_t offset);

@@ -7,7 +7,12 @@
  * The barrier is a counter of arrived threads and a generation, which is an event count. The last thread to arrive
  * resets the counter and advances the generation, on which the other threads wait. Many threads arrive in groups, each
  * with a counter of its own, and the last thread of each group arrives for the group. Regions live in the team, not on
- * a stack: a helper that leaves the last barrier late still reads valid memory. */
+ * a stack: a helper that leaves the last barrier late still reads valid memory.
+ *
+ * A loop of mp_team_next is divided into shares, one for each thread, and these into pieces. One word for each thread
+ * counts the pieces that were taken of its share, from the front and from the back, beside the number of the loop. The
+ * words are never reset between loops: a word with an older number means that nothing was taken, one with a newer number
+ * that all was, because a thread takes of a share for the next loop only after it found no piece left there. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -31,6 +36,11 @@ enum {
     GROUPS_FROM = 16,       /* a barrier has groups from this number of threads on: fewer wait longer with them */
 };
 
+struct mp_team_share {
+    _Atomic uint64_t taken; /* number of a loop << 40 | pieces taken from the back << 20 | from the front */
+    uint32_t loops;         /* loops of the region that the thread has begun */
+};
+
 struct mp_region {
     _Alignas(ALIGNMENT) _Atomic uint32_t arrived;
     _Alignas(ALIGNMENT) mp_event_count generation;
@@ -44,6 +54,7 @@ struct mp_region {
     bool watched; /* the CPU time of the region's threads is measured */
     uint64_t began_ns;
     _Atomic uint64_t most_lost_ns; /* longest time for which one thread had no CPU in this run */
+    _Alignas(ALIGNMENT) mp_team_share share; /* of thread 0 */
 };
 
 struct helper {
@@ -54,6 +65,7 @@ struct helper {
     /* written by the holder of the lease before it sets `pending` */
     mp_region *region;
     int index;     /* its thread index in the region */
+    mp_team_share share; /* reset with each region */
     mp_region own; /* the region of a lease whose first helper is this one */
     mp_team *team;
     mp_thread thread;
@@ -195,7 +207,7 @@ static void helper_main(void *arg) {
         if (atomic_load_explicit(&self->pending, memory_order_acquire)) {
             mp_region *region = self->region;
             bind(self, &bound);
-            mp_team_thread thread = {self->index, region->count, region};
+            mp_team_thread thread = {self->index, region->count, region, &self->share};
             atomic_store_explicit(&self->pending, 0, memory_order_relaxed);
             if (region->watched) {
                 uint64_t took_ns;
@@ -332,6 +344,11 @@ static bool is_crowded(mp_team *team) {
     return atomic_load_explicit(&team->crowded, memory_order_relaxed);
 }
 
+static void reset_share(mp_team_share *share) {
+    atomic_store_explicit(&share->taken, 0, memory_order_relaxed);
+    share->loops = 0;
+}
+
 void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, void *arg), void *arg) {
     uint32_t control = mp_cpu_flush_denormals();
     bool watched = should_watch();
@@ -359,6 +376,9 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, vo
     region->watched = watched;
     region->began_ns = watched ? since.began_ns : 0;
     atomic_store_explicit(&region->most_lost_ns, 0, memory_order_relaxed);
+    reset_share(&region->share);
+    for (int i = 0; i < lease->threads - 1; i++) /* before any helper starts: it may look at the others' shares */
+        reset_share(&team->helpers[lease->helpers[i]].share);
     for (int i = 0; i < lease->threads - 1; i++) {
         struct helper *helper = &team->helpers[lease->helpers[i]];
         helper->region = region;
@@ -366,7 +386,7 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, vo
         atomic_store_explicit(&helper->pending, 1, memory_order_release);
         mp_event_count_notify(&helper->signal);
     }
-    mp_team_thread thread = {0, lease->threads, region};
+    mp_team_thread thread = {0, lease->threads, region, &region->share};
     body(&thread, arg);
     mp_team_barrier(&thread);
     if (watched) {
@@ -386,25 +406,79 @@ void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64
     *end = last * grain < n ? last * grain : n;
 }
 
-bool mp_team_next(const mp_team_thread *thread, int64_t n, int64_t least, _Atomic int64_t *taken,
-                  mp_team_range *range) {
-    assert(n >= 0 && least > 0);
-    const int64_t each = thread->count == 1 ? n : n / 4 * 3 / thread->count, rest = n - each * thread->count;
-    if (!range->began) {
-        *range = (mp_team_range){each * thread->index, each * (thread->index + 1), true};
-        if (each > 0)
-            return true;
+/* --- loops that threads share --- */
+
+enum {
+    PIECE_BITS = 20,
+    MOST_PIECES = (1 << PIECE_BITS) - 1,
+    NUMBER_BITS = 64 - 2 * PIECE_BITS,
+    REACH = 15 /* a thread takes pieces of this many others: each look at a share costs the time of a cache miss */
+};
+
+static int64_t share_start(const mp_team_thread *thread, const mp_team_loop *loop, int index) {
+    return loop->starts ? loop->starts[index]
+                        : loop->n / thread->count * index + loop->n % thread->count * index / thread->count;
+}
+
+static mp_team_share *share_of(const mp_team_thread *thread, int index) {
+    mp_region *region = thread->region;
+    return index ? &region->lease->team->helpers[region->lease->helpers[index - 1]].share : &region->share;
+}
+
+/* Takes a piece of the share of thread `index`, from its front if the share is this thread's, else from its back. Returns
+ * false if none is left. */
+static bool take_piece(const mp_team_thread *thread, mp_team_loop *loop, int index) {
+    const int64_t start = share_start(thread, loop, index), past = share_start(thread, loop, index + 1);
+    int64_t each = loop->least, pieces = (past - start + each - 1) / each, take, first;
+    if (pieces == 0)
+        return false;
+    if (pieces > MOST_PIECES) {
+        each = (past - start + MOST_PIECES - 1) / MOST_PIECES;
+        pieces = (past - start + each - 1) / each;
     }
-    int64_t at = atomic_load_explicit(taken, memory_order_relaxed), more;
+    mp_team_share *share = share_of(thread, index);
+    uint64_t word = atomic_load_explicit(&share->taken, memory_order_relaxed), next;
     do {
-        if (at >= rest)
+        const uint32_t number = (uint32_t)(word >> 2 * PIECE_BITS);
+        const bool older = number != loop->number;
+        if (older && ((number - loop->number) & 1u << (NUMBER_BITS - 1)) == 0)
+            return false; /* a newer loop has begun */
+        const int64_t front = older ? 0 : (int64_t)(word & MOST_PIECES);
+        const int64_t back = older ? 0 : (int64_t)(word >> PIECE_BITS & MOST_PIECES), left = pieces - front - back;
+        if (left <= 0)
             return false;
-        more = (rest - at) / (2 * thread->count);
-        more = more > least ? more : least;
-        more = more < rest - at ? more : rest - at;
-    } while (!atomic_compare_exchange_weak_explicit(taken, &at, at + more, memory_order_relaxed,
+        take = left / 4 > 1 ? left / 4 : 1;
+        const bool own = index == thread->index;
+        first = own ? front : pieces - back - take;
+        next = (uint64_t)loop->number << 2 * PIECE_BITS | (uint64_t)(own ? back : back + take) << PIECE_BITS |
+               (uint64_t)(own ? front + take : front);
+    } while (!atomic_compare_exchange_weak_explicit(&share->taken, &word, next, memory_order_relaxed,
                                                     memory_order_relaxed));
-    range->begin = n - rest + at;
-    range->end = range->begin + more;
+    loop->begin = start + first * each;
+    loop->end = loop->begin + take * each < past ? loop->begin + take * each : past;
     return true;
+}
+
+bool mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
+    assert(loop->n >= 0 && loop->least > 0);
+    if (loop->number == 0) { /* before the first piece */
+        loop->number = 1;
+        if (thread->count > 1) {
+            thread->share->loops = thread->share->loops + 1 < 1u << NUMBER_BITS ? thread->share->loops + 1 : 1;
+            loop->number = thread->share->loops;
+            loop->from = thread->index;
+        } else {
+            loop->begin = loop->starts ? loop->starts[0] : 0;
+            loop->end = loop->n;
+            return loop->begin < loop->end;
+        }
+    }
+    if (thread->count == 1)
+        return false;
+    for (int i = 0; i < thread->count && i <= REACH; i++) {
+        if (take_piece(thread, loop, loop->from))
+            return true;
+        loop->from = loop->from + 1 < thread->count ? loop->from + 1 : 0;
+    }
+    return false;
 }

@@ -24,10 +24,12 @@
 
 typedef struct mp_team mp_team;
 typedef struct mp_region mp_region; /* one parallel region: its barrier and threads */
+typedef struct mp_team_share mp_team_share;
 
 typedef struct mp_team_thread { /* one thread of a parallel region */
     int index, count; /* 0 <= index < count */
     mp_region *region;
+    mp_team_share *share; /* the thread's share of a loop (mp_team_next) */
 } mp_team_thread;
 
 /* A group of threads of a lease that run on the same set of CPUs. */
@@ -76,21 +78,29 @@ bool mp_lease_poll(mp_lease *lease);
 /* Barrier over the threads of a region, with release and acquire semantics. Does nothing when count is 1. */
 void mp_team_barrier(const mp_team_thread *thread);
 /* A region of the calling thread alone, for code that needs a region but no team. */
-static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0}; }
+static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0, 0}; }
 /* Split [0, n) into thread->count contiguous ranges whose inner ends are multiples of `grain`; the range of this thread
  * is [*begin, *end). */
 void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64_t *begin, int64_t *end);
 
-/* A thread's range of units of work that the threads of a region take from one list. Starts as zeros. */
-typedef struct mp_team_range {
-    int64_t begin, end;
-    bool began;
-} mp_team_range;
-/* Move `range` on to the next units of [0, n) that this thread takes. Returns false when no units are left. At first
- * each thread takes three quarters of an equal share, without waiting for the others; the rest goes to the threads that
- * are ready first, in ranges that get smaller down to `least` units. Each thread's ranges ascend. `taken` belongs to
- * one loop: it must be 0 before the loop, and only this function may change it inside. The speed of the threads decides
- * which thread takes a unit, so no result may depend on it. */
-bool mp_team_next(const mp_team_thread *thread, int64_t n, int64_t least, _Atomic int64_t *taken, mp_team_range *range);
+/* A loop over units of work that the threads of a region share, as one thread sees it. */
+typedef struct mp_team_loop {
+    int64_t n;         /* number of units */
+    int64_t least;     /* units of the smallest piece (>= 1): work of 20 us or more */
+    const int *starts; /* [count + 1] first unit of each thread's share, ascending to n; NULL: equal shares of [0, n) */
+    int64_t begin, end; /* the present piece */
+    uint32_t number;    /* private: number of the loop in its region */
+    int from;           /* private: thread whose share the last piece belongs to */
+} mp_team_loop;
+static inline mp_team_loop mp_team_shared(int64_t n, int64_t least) { return (mp_team_loop){.n = n, .least = least}; }
+/* Move `loop` on to the next piece that this thread takes. Returns false when no units are left. Each thread first takes
+ * pieces of its own share from the front, so that a thread reads contiguous memory, and then pieces from the back of
+ * the shares of others. Pieces get smaller down to `least`. A thread that is slow or has no CPU therefore holds up at
+ * most the piece that it is working on. A thread alone takes all units at once.
+ *
+ * All threads of the region must run the same loops in the same order; no barrier is needed between loops. The speed of
+ * the threads decides which thread takes a unit, so no result may depend on it, and after the loop a thread may read
+ * other units' results only behind a barrier. */
+bool mp_team_next(const mp_team_thread *thread, mp_team_loop *loop);
 
 #endif

@@ -4,87 +4,17 @@
 #include <stdio.h> /* snprintf only */
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/options.h"
 
-enum { PATH_BYTES = 512, TEXT_BYTES = 8192, NUMBERS_MAX = MP_CPUS_MAX }; /* Linux has at most 1,024 nodes */
-
-int mp_cpu_set_count(const mp_cpu_set *cpus) {
-    int count = 0;
-    for (int i = 0; i < MP_CPUS_MAX / 64; i++)
-        count += __builtin_popcountll(cpus->words[i]);
-    return count;
-}
-
-void mp_cpu_set_text(const mp_cpu_set *cpus, char *to, size_t size) {
-    size_t used = 0;
-    to[0] = 0;
-    for (int cpu = 0; cpu < MP_CPUS_MAX && used < size; cpu++) {
-        if (!mp_cpu_set_has(cpus, cpu))
-            continue;
-        int last = cpu;
-        while (last + 1 < MP_CPUS_MAX && mp_cpu_set_has(cpus, last + 1))
-            last++;
-        used += (size_t)snprintf(to + used, size - used, last > cpu ? "%s%d-%d" : "%s%d", used ? "," : "", cpu, last);
-        cpu = last;
-    }
-}
-
-/* --- lists as the kernel writes them --- */
-
-static const char *skip_blanks(const char *at) { return at + strspn(at, " \t\n"); }
-
-/* Parse a number below `limit` at *text; move *text past the number and the blanks after it. */
-static bool take_number(const char **text, int limit, int *value) {
-    const char *at = skip_blanks(*text);
-    if (*at < '0' || *at > '9')
-        return false;
-    for (*value = 0; *at >= '0' && *at <= '9'; at++)
-        if ((*value = *value * 10 + (*at - '0')) >= limit)
-            return false;
-    *text = skip_blanks(at);
-    return true;
-}
-
-/* Parse a list such as "0-3,8" at *text, move *text past the list and add its numbers to `set`. Returns false for a
- * malformed list and leaves *text at the error. */
-static bool take_list(const char **text, int limit, mp_cpu_set *set) {
-    for (;; ++*text) {
-        int first, last;
-        if (!take_number(text, limit, &first))
-            return false;
-        last = first;
-        if (**text == '-') {
-            ++*text;
-            if (!take_number(text, limit, &last) || last < first)
-                return false;
-        }
-        for (int i = first; i <= last; i++)
-            mp_cpu_set_add(set, i);
-        if (**text != ',')
-            return true;
-    }
-}
-
-static bool read_list(const char *path, int limit, mp_cpu_set *set) {
-    char text[TEXT_BYTES];
-    const char *at = text;
-    memset(set, 0, sizeof(*set));
-    return mp_sys_read_text(path, text, sizeof(text)) && take_list(&at, limit, set) && !*at;
-}
+enum { PATH_BYTES = 512, NUMBERS_MAX = MP_CPUS_MAX }; /* Linux has at most 1,024 nodes */
 
 /* --- nodes --- */
-
-static mp_cpu_set common(const mp_cpu_set *a, const mp_cpu_set *b) {
-    mp_cpu_set both;
-    for (int i = 0; i < MP_CPUS_MAX / 64; i++)
-        both.words[i] = a->words[i] & b->words[i];
-    return both;
-}
 
 /* Add a node with those CPUs of `cpus` that are in *left, and remove them from *left. Returns false when there are
  * MP_NODES_MAX nodes already. */
 static bool add_node(mp_topology *topology, int number, int memory, const mp_cpu_set *cpus, mp_cpu_set *left) {
-    mp_cpu_set own = common(cpus, left);
+    mp_cpu_set own = mp_cpu_set_common(cpus, left);
     int count = mp_cpu_set_count(&own);
     if (!count)
         return true;
@@ -103,12 +33,12 @@ static bool read_system(const char *root, const mp_cpu_set *allowed, mp_topology
     mp_cpu_set numbers, cpus, left = *allowed;
     *topology = (mp_topology){0};
     if (snprintf(path, sizeof(path), "%s/sys/devices/system/node/online", root) >= (int)sizeof(path) ||
-        !read_list(path, NUMBERS_MAX, &numbers))
+        !mp_cpu_set_read(path, &numbers))
         return false;
     for (int i = 0; i < NUMBERS_MAX; i++) {
         if (!mp_cpu_set_has(&numbers, i) ||
             snprintf(path, sizeof(path), "%s/sys/devices/system/node/node%d/cpulist", root, i) >= (int)sizeof(path) ||
-            !read_list(path, MP_CPUS_MAX, &cpus)) /* a node without CPUs, or just removed */
+            !mp_cpu_set_read(path, &cpus)) /* a node without CPUs, or just removed */
             continue;
         if (!add_node(topology, i, i, &cpus, &left))
             return false;
@@ -134,16 +64,16 @@ static mp_status read_table(const char *table, const mp_topology *system, const 
     for (int number = 0;; number++, at++) {
         mp_cpu_set cpus = {0};
         const char *begin = at;
-        if (!take_list(&at, MP_CPUS_MAX, &cpus) || (*at && *at != ';'))
+        if (!mp_cpu_set_parse(&at, &cpus) || (*at && *at != ';'))
             return fail_table(table, at, "not a list of CPUs", error);
-        mp_cpu_set twice = common(&cpus, &seen);
+        mp_cpu_set twice = mp_cpu_set_common(&cpus, &seen);
         if (mp_cpu_set_count(&twice))
             return fail_table(table, begin, "a CPU of another node", error);
         int memory = -1;
         for (int i = 0; i < MP_CPUS_MAX / 64; i++)
             seen.words[i] |= cpus.words[i];
         for (int i = 0; i < system->node_count; i++) {
-            mp_cpu_set both = common(&cpus, &system->nodes[i].cpus);
+            mp_cpu_set both = mp_cpu_set_common(&cpus, &system->nodes[i].cpus);
             if (memory < 0 && mp_cpu_set_count(&both))
                 memory = system->nodes[i].memory;
         }
@@ -165,8 +95,24 @@ mp_status mp_topology_check(const char *table, mp_error *error) {
     return read_table(table, &nothing, &none, &topology, &too_many, error);
 }
 
-mp_status mp_topology_read_from(const char *root, const char *table, const mp_cpu_set *allowed, mp_topology *topology,
-                                mp_error *error) {
+/* Set the number of cores of each node. A core with CPUs in two nodes, which only MPOOL_NODES can cause, counts in the
+ * node of its first CPU. */
+static void count_cores(mp_topology *topology) {
+    bool counted[MP_CPUS_MAX] = {false};
+    for (int i = 0; i < topology->node_count; i++) {
+        mp_node *node = &topology->nodes[i];
+        for (int cpu = mp_cpu_set_next(&node->cpus, 0); cpu >= 0; cpu = mp_cpu_set_next(&node->cpus, cpu + 1)) {
+            mp_core_cpu at = topology->cores.cpus[cpu];
+            if (at.core < 0 || !topology->cores.classes[at.group].used || counted[at.core])
+                continue;
+            counted[at.core] = true;
+            node->core_count++;
+        }
+    }
+}
+
+static mp_status read_nodes(const char *root, const char *table, const mp_cpu_set *allowed, mp_topology *topology,
+                            mp_error *error) {
     mp_topology system;
     bool known = strcmp(table, "off") != 0 && read_system(root, allowed, &system), too_many = false;
     if (!known)
@@ -182,9 +128,37 @@ mp_status mp_topology_read_from(const char *root, const char *table, const mp_cp
     return MP_OK;
 }
 
+mp_status mp_topology_read_from(const char *root, const char *table, const mp_cpu_set *allowed, mp_topology *topology,
+                                mp_error *error) {
+    MP_TRY(read_nodes(root, table, allowed, topology, error));
+    mp_cores_read(root, allowed, &topology->cores);
+    count_cores(topology);
+    return MP_OK;
+}
+
 mp_status mp_topology_read(mp_topology *topology, mp_error *error) {
     mp_cpu_set allowed;
-    if (!mp_sys_get_affinity(&allowed))
+    bool numbered = mp_sys_get_affinity(&allowed);
+    if (!numbered)
         memset(&allowed, 0, sizeof(allowed));
-    return mp_topology_read_from("", mp_options_get()->nodes, &allowed, topology, error);
+    MP_TRY(mp_topology_read_from("", mp_options_get()->nodes, &allowed, topology, error));
+    if (!numbered)
+        mp_cores_read_levels(mp_sys_get_number, &topology->cores);
+    return MP_OK;
+}
+
+const char *mp_threads_reason_name(mp_threads_reason reason) {
+    static const char *const names[] = {"MPOOL_THREADS", "cores", "quota", "cpus"};
+    return names[reason];
+}
+
+int mp_topology_threads(const mp_topology *topology, mp_threads_reason *reason) {
+    const int asked = (int)mp_options_get()->threads, cpus = mp_cpu_threads(), cores = topology->cores.used_count;
+    mp_threads_reason why = asked > 0       ? MP_THREADS_ASKED
+                            : cores == 0    ? MP_THREADS_CPUS
+                            : cores <= cpus ? MP_THREADS_CORES
+                                            : MP_THREADS_QUOTA;
+    if (reason)
+        *reason = why;
+    return why == MP_THREADS_ASKED ? asked : why == MP_THREADS_CORES ? cores : cpus;
 }

@@ -1,4 +1,4 @@
-/* topology.h: memory nodes (NUMA) and the CPUs of each.
+/* topology.h: memory nodes (NUMA), the CPUs of each, and the cores (base/cores.h).
  *
  * A node is a set of CPUs with memory that is near to them and farther from all other CPUs. Nodes come from
  * /sys/devices/system/node, or from the option MPOOL_NODES ("0-7;8-15": the CPUs of each node; "off": one node). CPUs
@@ -7,7 +7,8 @@
 #ifndef MP_BASE_TOPOLOGY_H
 #define MP_BASE_TOPOLOGY_H
 
-#include "base/sys.h"
+#include "base/cores.h"
+#include "base/cpu_set.h"
 
 enum { MP_NODES_MAX = 32 };
 
@@ -15,12 +16,14 @@ typedef struct mp_node {
     int number;      /* the system's number, or the position in MPOOL_NODES */
     int memory;      /* the system's number for mp_sys_prefer_node; -1 = unknown */
     int cpu_count;   /* at least 1, unless the system reports no CPUs */
+    int core_count;  /* cores with a CPU in `cpus` whose class is used (mp_core_class.used); 0: none, or not known */
     mp_cpu_set cpus; /* usable CPUs */
 } mp_node;
 
 typedef struct mp_topology {
     int node_count; /* at least 1 */
     mp_node nodes[MP_NODES_MAX];
+    mp_cores cores;
 } mp_topology;
 
 /* Read the current topology. INVALID_ARGUMENT when MPOOL_NODES is malformed. */
@@ -32,10 +35,23 @@ mp_status mp_topology_read_from(const char *root, const char *table, const mp_cp
 /* Check the syntax of MPOOL_NODES. INVALID_ARGUMENT when it is malformed. Call once, when the module loads. */
 mp_status mp_topology_check(const char *table, mp_error *error);
 
-static inline bool mp_cpu_set_has(const mp_cpu_set *cpus, int cpu) { return cpus->words[cpu / 64] >> cpu % 64 & 1; }
-static inline void mp_cpu_set_add(mp_cpu_set *cpus, int cpu) { cpus->words[cpu / 64] |= (uint64_t)1 << cpu % 64; }
-int mp_cpu_set_count(const mp_cpu_set *cpus);
-/* Write "0-7,16", zero-terminated and truncated to `size`. */
-void mp_cpu_set_text(const mp_cpu_set *cpus, char *to, size_t size);
+/* Returns the class and the relative speed of a CPU, and the core that it belongs to. Speed 1.0 = the fastest core of
+ * the process; an estimate (cores.h). `cpu` may be any number, such as that of sched_getcpu. An unknown CPU has core
+ * -1, class 0 and speed 1.0. */
+static inline mp_core_cpu mp_topology_cpu(const mp_topology *topology, int cpu) {
+    return cpu >= 0 && cpu < MP_CPUS_MAX ? topology->cores.cpus[cpu] : (mp_core_cpu){.core = -1, .speed = 1};
+}
+
+/* The origin of the default number of compute threads. */
+typedef enum mp_threads_reason {
+    MP_THREADS_ASKED, /* MPOOL_THREADS */
+    MP_THREADS_CORES, /* one per core of the classes that are used */
+    MP_THREADS_QUOTA, /* the quota of the control group, which is smaller */
+    MP_THREADS_CPUS,  /* one per CPU: the system reports no cores */
+} mp_threads_reason;
+/* Returns "MPOOL_THREADS", "cores", "quota" or "cpus". */
+const char *mp_threads_reason_name(mp_threads_reason reason);
+/* Returns the default number of compute threads of the process, at least 1. `reason` may be NULL. */
+int mp_topology_threads(const mp_topology *topology, mp_threads_reason *reason);
 
 #endif

@@ -323,6 +323,7 @@ typedef struct mp_text_request {
     float *image_rows;    /* output [rows of all runs, hidden], if want_prompt_logits and images are given; with
                            * DeepStack, `hidden` counts all vectors of a row */
     mp_text_images images;
+    mp_image_run whole_prompt; /* filled in by the engine's check: all tokens of the prompt, as one run */
     int32_t mask_words;   /* 0 = no mask, every token is allowed */
     mp_token_mask *masks; /* [n_choices], or NULL if `mask_words` is 0; written while the request runs */
     /* Result. The engine's check() fills in `hidden`, `vocab`, `sampled_vocab`, `context` and `ends`. */

@@ -22,11 +22,13 @@ void mp_groups_deinit(mp_groups *groups) {
 }
 
 void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int threads, int most) {
-    int64_t limit = (all_rows + threads - 1) / threads;
-    limit = limit < most ? limit : most;
+    const bool even = threads == 1 || all_rows <= (int64_t)threads * most;
+    int64_t left = all_rows;
     groups->count = 0;
     groups->most_rows = groups->most_sequences = 1;
-    for (int s = 0; s < sequences;) {
+    for (int s = 0; s < sequences; left -= groups->groups[groups->count - 1].rows) {
+        const int64_t share = even ? (all_rows + threads - 1) / threads : (left + 2 * threads - 1) / (2 * threads);
+        const int64_t limit = share > most ? most : share > most / 4 || even ? share : most / 4;
         mp_group *group = &groups->groups[groups->count++];
         *group = (mp_group){.first = s};
         for (; s < sequences && (group->count == 0 || group->rows + groups->rows[s] <= limit); s++) {

@@ -24,7 +24,9 @@ typedef struct mp_groups {
 mp_status mp_groups_reserve(mp_groups *groups, int sequences, mp_error *error);
 void mp_groups_deinit(mp_groups *groups);
 /* Packs `sequences` consecutive sequences, which have `all_rows` rows in total, into groups. A group has at most `most`
- * rows, and at most the share of one of `threads` threads. A longer sequence forms its own group. */
+ * rows, and at most the share of one of `threads` threads. A longer sequence forms its own group. If there is more than
+ * one group for each thread, the last groups are smaller, down to a quarter of `most`: threads then end at about the
+ * same time, although some are slower. */
 void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int threads, int most);
 
 typedef struct mp_group_step { /* one step over the groups */

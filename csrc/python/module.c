@@ -234,15 +234,7 @@ static PyObject *kernel_variants(void) {
 }
 
 /* [{"number", "cpus"}]: the memory nodes whose CPUs this process may use. */
-static PyObject *memory_nodes(mp_state *state) {
-    mp_error error;
-    mp_topology *topology = mp_alloc(sizeof(*topology), MP_TAG_MISC);
-    if (!topology)
-        return PyErr_NoMemory();
-    if (mp_topology_read(topology, &error) != MP_OK) {
-        mp_free(topology);
-        return mp_raise(state, &error, NULL);
-    }
+static PyObject *memory_nodes(const mp_topology *topology) {
     PyObject *nodes = PyList_New(0);
     for (int i = 0; nodes && i < topology->node_count; i++) {
         char cpus[1024];
@@ -252,8 +244,48 @@ static PyObject *memory_nodes(mp_state *state) {
             Py_CLEAR(nodes);
         Py_XDECREF(node);
     }
-    mp_free(topology);
     return nodes;
+}
+
+/* {"packages", "source", "classes": [{"cores", "cpus", "cpu_list", "speed", "used"}]}: the cores of this process. */
+static PyObject *core_classes(const mp_cores *cores) {
+    PyObject *classes = PyList_New(0);
+    for (int i = 0; classes && i < cores->class_count; i++) {
+        const mp_core_class *group = &cores->classes[i];
+        char list[1024];
+        mp_cpu_set_text(&group->cpus, list, sizeof(list));
+        PyObject *one = Py_BuildValue("{s:i,s:i,s:s,s:d,s:O}", "cores", group->core_count, "cpus", group->cpu_count,
+                                      "cpu_list", list, "speed", (double)group->speed, "used",
+                                      group->used ? Py_True : Py_False);
+        if (!one || PyList_Append(classes, one) < 0)
+            Py_CLEAR(classes);
+        Py_XDECREF(one);
+    }
+    return classes ? Py_BuildValue("{s:i,s:s,s:N}", "packages", cores->package_count, "source",
+                                   mp_speed_source_name(cores->source), "classes", classes)
+                   : NULL;
+}
+
+/* {"compute_threads", "threads_from", "cores", "nodes"} */
+static PyObject *machine_config(mp_state *state) {
+    mp_error error;
+    mp_topology *topology = mp_alloc(sizeof(*topology), MP_TAG_MISC);
+    if (!topology)
+        return PyErr_NoMemory();
+    if (mp_topology_read(topology, &error) != MP_OK) {
+        mp_free(topology);
+        return mp_raise(state, &error, NULL);
+    }
+    mp_threads_reason reason;
+    int threads = mp_topology_threads(topology, &reason);
+    PyObject *nodes = memory_nodes(topology), *cores = core_classes(&topology->cores), *result = NULL;
+    if (nodes && cores)
+        result = Py_BuildValue("{s:i,s:s,s:O,s:O}", "compute_threads", threads, "threads_from",
+                               mp_threads_reason_name(reason), "cores", cores, "nodes", nodes);
+    Py_XDECREF(nodes);
+    Py_XDECREF(cores);
+    mp_free(topology);
+    return result;
 }
 
 static PyObject *module_config(PyObject *module, PyObject *none) {
@@ -275,18 +307,19 @@ static PyObject *module_config(PyObject *module, PyObject *none) {
         core = mp_blas_core(&why);
     Py_END_ALLOW_THREADS
     PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
-    PyObject *nodes = memory_nodes(mp_state_of_module(module));
-    if (features && kernels && nodes)
+    PyObject *machine = machine_config(mp_state_of_module(module));
+    if (features && kernels && machine)
         result = Py_BuildValue(
-            "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s,s:K},s:i,s:O,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
+            "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s,s:K},s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
             mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why", why,
             "multiply_adds", (unsigned long long)mp_blas_work(),
-            "compute_threads", mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_threads(),
-            "nodes", nodes, "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
+            "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
             STRING(MPOOL_VERSION), "sanitizer", sanitizer, "numpy_abi", "numpy C API " STRING(NPY_API_VERSION));
+    if (result && PyDict_Update(result, machine) < 0)
+        Py_CLEAR(result);
     Py_XDECREF(features);
     Py_XDECREF(kernels);
-    Py_XDECREF(nodes);
+    Py_XDECREF(machine);
     return result;
 }
 

@@ -129,6 +129,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                             "chaos",
                             "predictive_scaling",
                             "scale_timeout",
+                            "background",
                             NULL};
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.threads = 0};
@@ -153,13 +154,13 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     };
     enum { TIMES = sizeof(times) / sizeof(times[0]) };
     PyObject *capacity = Py_None, *policy = Py_None, *chaos = Py_None;
-    int predictive_scaling = 0, scale_timeout = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iLdddddddddddiiOOOpp:Registry", names, &config.threads, &memory,
+    int predictive_scaling = 0, scale_timeout = 0, background = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iLdddddddddddiiOOOppp:Registry", names, &config.threads, &memory,
                                      &times[0].seconds, &times[1].seconds, &times[2].seconds, &times[3].seconds,
                                      &times[4].seconds, &times[5].seconds, &times[6].seconds, &times[7].seconds,
                                      &times[8].seconds, &times[9].seconds, &times[10].seconds,
                                      &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos,
-                                     &predictive_scaling, &scale_timeout))
+                                     &predictive_scaling, &scale_timeout, &background))
         return NULL;
     if (memory < 0) {
         mp_raise_new(state, MP_INVALID_ARGUMENT,
@@ -169,6 +170,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     config.memory_limit = (uint64_t)memory;
     config.predictive_scaling = predictive_scaling;
     config.scale_timeout = scale_timeout;
+    config.background = background;
     for (int i = 0; i < TIMES; i++)
         if (times[i].seconds != -INFINITY && !mp_seconds_in(state, times[i].name, times[i].seconds, times[i].ns))
             return NULL;

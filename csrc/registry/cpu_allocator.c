@@ -6,11 +6,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/cpu.h"
 #include "base/crowding.h"
 #include "base/intervals.h"
 #include "base/log.h"
-#include "base/options.h"
 
 /* A thread that waits for CPUs. Stored on the stack of that thread. */
 typedef struct thread_waiter {
@@ -28,9 +26,9 @@ typedef struct mp_lost {
 
 struct mp_cpu_allocator {
     int threads;
-    bool process_wide;
+    bool process_wide, background;
     mp_topology topology;
-    int capacity[MP_NODES_MAX]; /* CPUs of each node; their sum is at least `threads` */
+    int capacity[MP_NODES_MAX]; /* cores or CPUs of each node (share_out); their sum is at least `threads` */
     _Atomic int references; /* one per pin, and one for all users together */
     mp_mutex lock;
     /* guarded by: lock */
@@ -59,33 +57,35 @@ struct mp_cpu_allocator {
 
 static mp_shared_slot process_allocator;
 
-static int default_threads(void) {
-    int64_t asked = mp_options_get()->threads;
-    return asked > 0 ? (int)asked : mp_cpu_threads();
+static int capacities(mp_cpu_allocator *allocator, bool of_cores) {
+    int total = 0;
+    for (int i = 0; i < allocator->topology.node_count; i++) {
+        const mp_node *node = &allocator->topology.nodes[i];
+        total += allocator->capacity[i] = of_cores ? node->core_count : node->cpu_count;
+    }
+    return total;
 }
 
-/* Sets the capacity of each node to its CPUs. If more compute threads than CPUs are configured, spreads the rest over
- * the nodes. */
+/* Sets the capacity of each node to its cores, so that no core gets two threads while another one has none. If more
+ * compute threads than cores are configured, sets it to the CPUs of the node, and spreads threads beyond that over the
+ * nodes. */
 static void share_out(mp_cpu_allocator *allocator) {
-    int nodes = allocator->topology.node_count, total = 0;
-    for (int i = 0; i < nodes; i++)
-        total += allocator->capacity[i] = allocator->topology.nodes[i].cpu_count;
-    for (int i = 0; total < allocator->threads; i = (i + 1) % nodes, total++)
+    int total = capacities(allocator, true);
+    if (total < allocator->threads)
+        total = capacities(allocator, false);
+    for (int i = 0; total < allocator->threads; i = (i + 1) % allocator->topology.node_count, total++)
         allocator->capacity[i]++;
 }
 
-mp_status mp_cpu_allocator_open(int threads, mp_cpu_allocator **allocator_out, mp_error *error) {
-    return mp_cpu_allocator_open_on(threads, NULL, allocator_out, error);
-}
-
-mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_cpu_allocator **allocator_out,
-                                   mp_error *error) {
+static mp_status open_allocator(int threads, bool background, const mp_topology *topology,
+                                mp_cpu_allocator **allocator_out, mp_error *error) {
     *allocator_out = NULL;
     enum { MAX = 256 };
     if (threads < 0 || threads > MAX)
         return mp_fail(error, MP_INVALID_ARGUMENT, "`threads` must be 0 (all CPUs of this process) to %d, got %d", MAX,
                        threads);
-    if (threads == 0 && (*allocator_out = mp_shared_take(&process_allocator)))
+    const bool process_wide = threads == 0 && !background;
+    if (process_wide && (*allocator_out = mp_shared_take(&process_allocator)))
         return MP_OK;
     mp_cpu_allocator *allocator = mp_alloc_zeroed(sizeof(*allocator), MP_TAG_POOL);
     if (!allocator)
@@ -99,18 +99,28 @@ mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_
         mp_free(allocator);
         return status;
     }
-    allocator->threads = threads ? threads : default_threads();
+    allocator->threads = threads ? threads : mp_topology_threads(&allocator->topology, NULL);
     if (allocator->threads > MAX)
         allocator->threads = MAX;
     share_out(allocator);
     atomic_init(&allocator->barrier_threads, allocator->threads);
     atomic_init(&allocator->references, 1);
     mp_mutex_init(&allocator->lock);
-    allocator->process_wide = threads == 0;
+    allocator->process_wide = process_wide;
+    allocator->background = background;
     *allocator_out = allocator->process_wide ? mp_shared_offer(&process_allocator, allocator) : allocator;
     if (*allocator_out != allocator)
         mp_cpu_allocator_unpin(allocator);
     return MP_OK;
+}
+
+mp_status mp_cpu_allocator_open(int threads, bool background, mp_cpu_allocator **allocator_out, mp_error *error) {
+    return open_allocator(threads, background, NULL, allocator_out, error);
+}
+
+mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_cpu_allocator **allocator_out,
+                                   mp_error *error) {
+    return open_allocator(threads, false, topology, allocator_out, error);
 }
 
 void mp_cpu_allocator_close(mp_cpu_allocator *allocator) {
@@ -279,7 +289,10 @@ static mp_team *team_for(mp_cpu_allocator *allocator, int threads) {
         return NULL;
     if (threads > 1 && !allocator->team && !allocator->team_refused) {
         mp_error error;
-        if (mp_team_create(allocator->threads - 1, &allocator->team, &error) != MP_OK) {
+        bool before = mp_thread_start_in_background(allocator->background);
+        mp_status status = mp_team_create(allocator->threads - 1, &allocator->team, &error);
+        mp_thread_start_in_background(before);
+        if (status != MP_OK) {
             allocator->team_refused = true;
             mp_log(MP_LOG_WARNING, "Compute threads failed to start, computing on one thread: %s", error.message);
         }

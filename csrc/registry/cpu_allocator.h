@@ -7,7 +7,8 @@
  * The compute threads are bound to their nodes while they work for it (base/team.h says why only then), and its scratch
  * and caches lie on its home (base/alloc.h).
  *
- * An allocator is process-wide unless a registry configures its own number of compute threads. Thread-safe. */
+ * An allocator is process-wide unless a registry configures its own number of compute threads, or threads in the
+ * background. Thread-safe. */
 #ifndef MP_REGISTRY_CPU_ALLOCATOR_H
 #define MP_REGISTRY_CPU_ALLOCATOR_H
 
@@ -18,9 +19,11 @@
 
 typedef struct mp_cpu_allocator mp_cpu_allocator;
 
-/* Opens the process's allocator (`threads` 0: MPOOL_THREADS, or the CPUs that the process may use), or a private
- * allocator with `threads` threads. Starts no thread before the first lease of more than one CPU. */
-mp_status mp_cpu_allocator_open(int threads, mp_cpu_allocator **allocator, mp_error *error);
+/* Opens the process's allocator (`threads` 0), or a private allocator with `threads` threads. `background`
+ * (mp_thread_start_in_background): always a private allocator, because other pools use the threads of the process's
+ * one, and a thread cannot leave the background again without privileges. Its number of threads is `threads`, or the
+ * process's one (mp_topology_threads). Starts no thread before the first lease of more than one CPU. */
+mp_status mp_cpu_allocator_open(int threads, bool background, mp_cpu_allocator **allocator, mp_error *error);
 /* Opens a private allocator on the given machine, for tests. */
 mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_cpu_allocator **allocator,
                                    mp_error *error);

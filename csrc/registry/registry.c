@@ -40,10 +40,10 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     services->event = mp_registry_on_event;
     mp_services_configure(services, config);
     mp_maintenance_init(&services->maintenance, mp_registry_sweep, registry);
-    MP_TRY(mp_cpu_allocator_open(config->threads, &services->allocator, error));
+    MP_TRY(mp_cpu_allocator_open(config->threads, config->background, &services->allocator, error));
     services->allocator_pinned = mp_cpu_allocator_pin(services->allocator);
     MP_TRY(mp_governor_open(config->memory_limit, &services->governor, error));
-    return mp_pool_create("mpool-worker", MAX_THREADS, &services->pool, error);
+    return mp_pool_create("mpool-worker", MAX_THREADS, config->background, &services->pool, error);
 }
 
 /* Call once, when no worker exists. Clears the pointers under the lock: a child of a concurrent fork, which closes the

@@ -47,8 +47,10 @@ typedef struct mp_chaos_rule { /* chances, 0 to 1, with a sum of at most 1; all 
 
 typedef struct mp_registry_config { /* 0 = default */
     /* Compute threads and bytes belong to the process and are shared by all registries that leave `threads` and
-     * `memory_limit` at 0. A registry that sets one of them has a CPU allocator or a budget of its own. */
-    int threads;             /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
+     * `memory_limit` at 0. A registry that sets one of them has a CPU allocator or a budget of its own;
+     * `background` needs an allocator of its own too. */
+    int threads;             /* compute threads in all; default: mp_topology_threads */
+    bool background;         /* workers and compute threads run in the background (mp_thread_start_in_background) */
     uint64_t memory_limit;   /* bytes; default: the rule of governor.h */
     uint64_t step_budget_ns; /* default: MP_STEP_BUDGET_NS */
     /* how long a worker or a caller spins before it parks; default: MPOOL_SPIN_US; 1 = never spin */

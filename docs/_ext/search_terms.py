@@ -51,6 +51,8 @@ TERMS = {
     "guides/image-generation": "image generation, text to image, Stable Diffusion, FLUX",
     "guides/image-embedding": "image search, CLIP",
     "guides/threads-and-asyncio": "asyncio, async, await, concurrency, thread safety, FastAPI, fork, multiprocessing",
+    "guides/laptop":
+        "laptop, battery, heat, hybrid CPU, P-cores, E-cores, hyperthreading, SMT, nice, priority, background",
     "guides/memory-and-pools": "memory, pool, unload, eviction, replace a model, swap",
     "guides/weights-in-memory": "KV cache, mixture of experts, MoE, mmap, packed weights",
     "guides/workers-and-queues":

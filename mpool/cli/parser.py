@@ -87,7 +87,7 @@ def _model(command: argparse.ArgumentParser, default: str) -> None:
 def _pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--offline", action="store_true", help="never download")
     command.add_argument("--threads", type=int, default=0, metavar="N",
-                         help="compute threads (default: MPOOL_THREADS, or else the number of CPUs of this process)")
+                         help="compute threads (default: MPOOL_THREADS, or else one per core)")
     _weights(command)
     _compute(command)
     command.epilog = f"{command.epilog}\n\n{MEMORY}"

@@ -241,8 +241,8 @@ def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
     """Show the configuration of this build and machine, for bug reports.
 
-    It includes CPU, kernels, BLAS, compute threads, memory, options, versions, and the limits of what the clients of a
-    server can fill (``stores``).
+    It includes CPU, classes of cores, kernels, BLAS, compute threads, memory, options, versions, and the limits of what
+    the clients of a server can fill (``stores``).
 
     Args:
         mode: ``"stdout"``: print it; ``"dicts"``: return it as a dict, like ``numpy.show_config``.
@@ -264,13 +264,33 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     return None
 
 
+#: The reason for the number of compute threads in words.
+_THREADS_FROM = {"MPOOL_THREADS": "MPOOL_THREADS", "cores": "one per core", "cpus": "one per CPU",
+                 "quota": "the CPU quota of the control group"}
+
+
+def _core_lines(found: dict[str, Any]) -> Iterable[str]:
+    """One line per class of cores. Why a class has no threads matters only if cores decide the number of threads."""
+    several = len(found["cores"]["classes"]) > 1
+    for group in found["cores"]["classes"]:
+        line = f"cores     {group['cores']} with {group['cpus']} CPUs"
+        if several and group["cpu_list"]:
+            line += f" ({group['cpu_list']})"
+        if several:
+            line += f", speed {group['speed']:.2f} by {found['cores']['source']}"
+        if not group["used"] and found["threads_from"] == "cores":
+            line += ": no threads, because another class is more than twice as fast"
+        yield line
+
+
 def _lines(found: dict[str, Any]) -> Iterable[str]:
     cpu, blas = found["cpu"], found["blas"]
     yield f"mpool {found['version']}, built with {found['compiler']}" \
         + (f", sanitizer: {found['sanitizer']}" if found["sanitizer"] else "")
     yield f"CPU       {cpu['name']}"
     yield f"features  {' '.join(cpu['features']) or 'none'}; in use: {cpu['level']}"
-    yield f"threads   {found['compute_threads']}"
+    yield f"threads   {found['compute_threads']}: {_THREADS_FROM[found['threads_from']]}"
+    yield from _core_lines(found)
     for node in found["nodes"] if len(found["nodes"]) > 1 else ():
         yield f"node      {node['number']}: CPUs {node['cpus']}"
     yield f"memory    {found['memory_bytes'] / 1e6:,.0f} MB available to this process"

@@ -45,6 +45,7 @@ _KL_TEXTS = "parity/test_parity_gguf.py::test_divergence_of_several_texts_is_not
 _IMAGE = "parity/test_parity_images.py::test_image_layers"
 _IMAGE_TEXT = "parity/test_parity_images.py::test_image_texts"
 _VISION_EMBEDDING = "parity/test_parity_vision_embedding.py::test_vectors_of_texts_images_and_both"
+_EMBEDDING_GEMMA2 = "parity/test_parity_embedding_gemma2.py::test_vectors_of_texts_images_and_both"
 _VISION = "parity/test_parity_vision.py::test_rows_and_logits"
 _VISION_GGUF = "parity/test_vision_gguf.py::test_gguf_pair_matches_transformers"
 _STAGES = "parity/test_parity_image_generation.py::test_every_stage_and_step"
@@ -183,8 +184,10 @@ ROWS = (
              (f"{_VISION}[smolvlm]", f"{_VISION}[idefics3]", f"{_VISION_GGUF}[smolvlm]")),
     Verified("gemma3_vision", "Gemma 3 with images (4B and larger)", "transformers", "transformers",
              (f"{_VISION}[gemma3]", f"{_VISION_GGUF}[gemma3]")),
-    Verified("gemma4_vision", "Gemma 4 with images: E2B, E4B, 26B-A4B, 31B", "transformers", "transformers",
-             tuple(f"{test}[{name}]" for test in (_VISION, _VISION_GGUF) for name in ("gemma4", "gemma4_small"))),
+    Verified("gemma4_vision", "Gemma 4 with images: E2B, E4B, 26B-A4B, 31B; EmbeddingGemma 2 (folders)", "transformers",
+             "transformers",
+             (*(f"{test}[{name}]" for test in (_VISION, _VISION_GGUF) for name in ("gemma4", "gemma4_small")),
+              _EMBEDDING_GEMMA2)),
     Verified("gemma4_unified_vision", "Gemma 4 12B with images", "transformers", "transformers",
              (f"{_VISION}[gemma4_unified]", f"{_VISION_GGUF}[gemma4_unified]")),
     Verified("lfm2_vl", "LFM2-VL, LFM2.5-VL", "transformers", "transformers",

@@ -186,7 +186,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "memory and threads": (
         _pool("memory", _SIZE_KIND, "memory limit for models, caches and queues together, such as 4G (K, M, G and T "
               "are powers of 1024)", "MPOOL_MEMORY_MB, or else 80 % of what remains after a reserve", "memory_bytes"),
-        _pool("threads", _INT, "compute threads", "MPOOL_THREADS, or else the number of CPUs of this process"),
+        _pool("threads", _INT, "compute threads", "MPOOL_THREADS, or else one per core: `mpool show` names the cores"),
+        _pool("background", _SWITCH_KIND, "compute with a lower priority than other programs (nice 10 on Linux)"),
         _pool("isolation", _choice(ISOLATION), "where workers run. thread: in this process; process: each in a process "
               "of its own, so that a crash or a kill ends one worker only, and its requests are tried again",
               "thread"),

@@ -2,7 +2,8 @@
 
 A vision model such as Qwen3-VL-Embedding or Qwen3-VL-Reranker reads an input, or a pair of query and document, as a
 prompt that the chat template renders. Each input is one request to the core, which captures the hidden state of the
-last token (the vector) or its logits (the score). Beginnings of prompts and rows of images are cached as for chats. A
+last token (the vector) or its logits (the score; the vector of a model whose head projects the mean of the hidden
+states, as that of EmbeddingGemma 2). Beginnings of prompts and rows of images are cached as for chats. A
 model with two encoders, such as CLIP, embeds texts and images apart.
 """
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _ALLOWED = 'a str, or a dict with "text", "image" or both'
 _HINT = 'For example {"text": "A cat", "image": "cat.png"}; each may also be a list'
+_OTHER_HINT = 'mpool embeds no audio and no videos; frames of a video are images: {"image": [...]}'
 #: Arguments of the core for a request whose completion is not used.
 _SAMPLING: dict[str, Any] = {
     "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
@@ -85,6 +87,7 @@ def parts_of(given: Any, name: str) -> Parts:
         if wrong is not None:
             texts = all(isinstance(value, str) for value in given.values())
             raise InvalidArgument(param=name, got=f"a dict with the key {shown(wrong)}", allowed=_ALLOWED, hint=(
+                _OTHER_HINT if wrong in ("audio", "video") else
                 "Pass list(d.values()) for the values of a dict of texts" if texts else _HINT))
         if all(given[key] is None for key in given):
             refuse(name, given, _ALLOWED, hint=_HINT)
@@ -146,6 +149,7 @@ class MixedPlan(VectorPlan):
         layers: number of layers of the decoder.
         values: number of leading values that the core captures.
         score_tokens: for a reranker, the tokens whose logits give the score.
+        projects: True if the vector is the output of the head.
         cut: number of components to keep before vectors are normalised; None: all.
         allow_urls: option ``allow_urls``.
         query, query_cuts: for a reranker, the query and its images, prepared for the model.
@@ -162,6 +166,7 @@ class MixedPlan(VectorPlan):
     layers: int
     values: int
     score_tokens: tuple[int, ...]
+    projects: bool
     cut: int | None
     allow_urls: bool
     query: Parts | None = None
@@ -202,7 +207,7 @@ def _make_plan(entry: Entry, options: Any) -> MixedPlan:
     normalize = settings.normalize if options.normalize is None else options.normalize
     layers = spec.kv[f"{spec.architecture}.block_count"]
     assert isinstance(layers, int)
-    tokens = settings.score_tokens
+    tokens, projects = settings.score_tokens, settings.pooling == ("mean",)
     return MixedPlan(
         entry=entry, registry=entry.pool.registry, core_key=entry.core_key(options.compute), dimensions=0,
         width=dimensions or settings.truncate_dim or width, normalize=int(normalize), null=options.on_error == "null",
@@ -211,8 +216,8 @@ def _make_plan(entry: Entry, options: Any) -> MixedPlan:
         settings.prompts.get(settings.default_prompt_name or "", ""),
         generation_prompt=bool(settings.answering), max_tokens=settings.max_tokens,
         truncate=getattr(options, "truncate", True), allow_ids=getattr(options, "allow_token_ids", True),
-        layers=layers, values=max(tokens) + 1 if tokens else settings.hidden_size, score_tokens=tokens,
-        cut=dimensions, allow_urls=getattr(options, "allow_urls", False))
+        layers=layers, values=max(tokens) + 1 if tokens else width if projects else settings.hidden_size,
+        score_tokens=tokens, projects=projects, cut=dimensions, allow_urls=getattr(options, "allow_urls", False))
 
 
 def with_query(plan: MixedPlan, given: Any, call: Call) -> MixedPlan:
@@ -328,7 +333,7 @@ def _result(plan: MixedPlan, ticket: _core.Ticket) -> NDArray[np.float32]:
     if plan.score_tokens:
         yes, *no = data[0, end:][list(plan.score_tokens)]
         return np.array([[yes - no[0] if no else yes]], np.float32)
-    vector = data[0, end - kept:end][:plan.cut].astype(np.float64)
+    vector = (data[0, end:] if plan.projects else data[0, end - kept:end])[:plan.cut].astype(np.float64)
     if plan.normalize:
         length = float(np.sqrt(np.add.accumulate(vector * vector)[-1]))
         vector = vector / max(length, 1e-12)

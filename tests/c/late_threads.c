@@ -1,5 +1,5 @@
-/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier, mp_lease_run and
- * mp_lease_poll to the functions __wrap_... below (build.py). */
+/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier, mp_team_next, mp_lease_run
+ * and mp_lease_poll to the functions __wrap_... below (build.py). */
 #include "late_threads.h"
 
 #ifndef MP_SIM /* the simulator has no teams */
@@ -13,6 +13,8 @@ typedef void region_body(const mp_team_thread *thread, void *arg);
 
 void __real_mp_team_barrier(const mp_team_thread *thread);
 void __wrap_mp_team_barrier(const mp_team_thread *thread);
+bool __real_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop);
+bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop);
 void __real_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
 void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
 bool __real_mp_lease_poll(mp_lease *lease);
@@ -21,6 +23,7 @@ bool __wrap_mp_lease_poll(mp_lease *lease);
 enum { MAX_THREADS = 8, PAUSE_US = 10, MAX_PAUSES = 100000 };
 
 static _Atomic int late = -1, met, polls;
+static _Atomic uint32_t regions; /* regions with a late thread */
 static _Atomic uint32_t reached[MAX_THREADS]; /* barriers that each thread has reached; UINT32_MAX after its end */
 
 typedef struct region {
@@ -64,6 +67,23 @@ void __wrap_mp_team_barrier(const mp_team_thread *thread) {
     let_others_go_first(thread);
 }
 
+static int64_t first_of(const mp_team_thread *thread, const mp_team_loop *loop, int index) {
+    return loop->starts ? loop->starts[index] : loop->n * index / thread->count;
+}
+
+/* In every second region, threads compute their own shares: the late thread would otherwise find no unit left, and a
+ * missing barrier after a loop would change nothing. In the others, they take the units of the late one. */
+bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
+    if (thread->count == 1 || atomic_load_explicit(&late, memory_order_relaxed) < 0 || atomic_load(&regions) % 2)
+        return __real_mp_team_next(thread, loop);
+    if (loop->number)
+        return false;
+    loop->number = 1;
+    loop->begin = first_of(thread, loop, thread->index);
+    loop->end = first_of(thread, loop, thread->index + 1);
+    return loop->begin < loop->end;
+}
+
 static void run_late(const mp_team_thread *thread, void *arg) {
     const region *inner = arg;
     let_others_go_first(thread);
@@ -77,6 +97,7 @@ void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg) {
         return;
     }
     MP_CHECK(lease->threads <= MAX_THREADS);
+    atomic_fetch_add(&regions, 1);
     for (int i = 0; i < MAX_THREADS; i++)
         atomic_store(&reached[i], 0);
     __real_mp_lease_run(lease, run_late, &(region){body, arg});

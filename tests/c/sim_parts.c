@@ -61,7 +61,7 @@ static void give_jobs(void *arg) {
 void sim_parts_pool(void *world) {
     int callers = ((const sim_world *)world)->callers, total, busy;
     memset(&jobs, 0, sizeof(jobs));
-    SIM_CHECK(mp_pool_create("pool", 2, &jobs.pool, &error) == MP_OK);
+    SIM_CHECK(mp_pool_create("pool", 2, false, &jobs.pool, &error) == MP_OK);
     start(callers, give_jobs, NULL);
     join(callers);
     mp_pool_counts(jobs.pool, &total, &busy);
@@ -259,7 +259,7 @@ void sim_parts_cores(void *world) {
     int callers = ((const sim_world *)world)->callers;
     memset(&cores, 0, sizeof(cores));
     cores.threads = 2 + (int)sim_below(3);
-    SIM_CHECK(mp_cpu_allocator_open(cores.threads, &cores.allocator, &error) == MP_OK);
+    SIM_CHECK(mp_cpu_allocator_open(cores.threads, false, &cores.allocator, &error) == MP_OK);
     sim_watch(NULL, check_waiters, NULL);
     start(callers, lease_threads, NULL);
     join(callers);
@@ -314,7 +314,7 @@ void sim_parts_ticks(void *world) {
     int callers = ((const sim_world *)world)->callers;
     memset(&ticks, 0, sizeof(ticks));
     mp_mutex_init(&ticks.lock);
-    SIM_CHECK(mp_pool_create("pool", 2, &ticks.pool, &error) == MP_OK);
+    SIM_CHECK(mp_pool_create("pool", 2, false, &ticks.pool, &error) == MP_OK);
     mp_maintenance_init(&ticks.maintenance, sweep, NULL);
     start(callers, announce, NULL);
     join(callers);

@@ -260,7 +260,7 @@ MP_TEST(base_team_split_covers_once_on_grain) {
             for (int count = 1; count <= 7; count++) {
                 int64_t next = 0, least = INT64_MAX, most = 0;
                 for (int index = 0; index < count; index++) {
-                    mp_team_thread thread = {index, count, NULL};
+                    mp_team_thread thread = {index, count, NULL, NULL};
                     int64_t begin, end;
                     mp_team_split(&thread, sizes[s], grains[g], &begin, &end);
                     MP_CHECK_INT(begin, next);
@@ -275,41 +275,60 @@ MP_TEST(base_team_split_covers_once_on_grain) {
                 MP_CHECK_INT(next, sizes[s]);
                 MP_CHECK(most - least <= 1);
             }
-    mp_team_thread huge = {1, 3, NULL};
+    mp_team_thread huge = {1, 3, NULL, NULL};
     int64_t begin, end;
     mp_team_split(&huge, INT64_MAX / 2, 64, &begin, &end);
     MP_CHECK(begin > 0 && end > begin && begin % 64 == 0);
 }
 
-/* One loop of mp_team_next: how often each unit was taken. One thread may be slow. */
+/* Loops of mp_team_next: how often each unit was taken. One thread may be late. */
+enum { LOOPS = 5, UNITS = 1000 };
 typedef struct taking {
     int64_t n, least;
-    _Atomic int64_t taken;
-    _Atomic int *times; /* [n] */
-    _Atomic int wrong, ranges;
-    int slow; /* a thread that stays at its first range until the others have taken the rest; -1: none */
-    _Atomic int64_t of_slow; /* units that it took */
+    const int *starts;
+    _Atomic int times[LOOPS][UNITS];
+    _Atomic int wrong, pieces;
+    int late;               /* a thread that stays at its first piece of a loop until all others are taken; -1: none */
+    _Atomic int64_t left;   /* units that are not taken yet, in all loops */
 } taking;
 
 static void take_units(const mp_team_thread *thread, void *arg) {
     taking *t = arg;
-    mp_team_range range = {0};
-    for (int64_t last = 0; mp_team_next(thread, t->n, t->least, &t->taken, &range); last = range.end) {
-        if (range.begin < last || range.end <= range.begin || range.end > t->n)
-            atomic_fetch_add(&t->wrong, 1);
-        atomic_fetch_add(&t->ranges, 1);
-        for (int64_t i = range.begin; i < range.end; i++)
-            atomic_fetch_add(&t->times[i], 1);
-        if (thread->index == t->slow) {
-            atomic_fetch_add(&t->of_slow, range.end - range.begin);
-            while (atomic_load(&t->taken) < t->n / 4) /* the others take the rest meanwhile */
-                mp_cpu_relax();
+    for (int i = 0; i < LOOPS; i++) {
+        mp_team_loop loop = {.n = t->n, .least = t->least, .starts = t->starts};
+        while (mp_team_next(thread, &loop)) {
+            if (loop.begin < 0 || loop.end <= loop.begin || loop.end > t->n)
+                atomic_fetch_add(&t->wrong, 1);
+            atomic_fetch_add(&t->pieces, 1);
+            for (int64_t u = loop.begin; u < loop.end; u++)
+                atomic_fetch_add(&t->times[i][u], 1);
+            const int64_t left = atomic_fetch_sub(&t->left, loop.end - loop.begin) - (loop.end - loop.begin);
+            if (thread->index == t->late && i == 0 && left > 0)
+                while (atomic_load(&t->left) > 0)
+                    mp_cpu_relax();
         }
     }
 }
 
+/* Runs LOOPS loops and checks that each unit was taken once. Returns the number of pieces. */
+static int check_taken(mp_lease *lease, int64_t n, int64_t least, const int *starts, int late) {
+    static taking t;
+    memset(&t, 0, sizeof t);
+    t.n = n;
+    t.least = least;
+    t.starts = starts;
+    t.late = late;
+    atomic_store(&t.left, LOOPS * n);
+    mp_lease_run(lease, take_units, &t);
+    MP_CHECK_INT(atomic_load(&t.wrong), 0);
+    for (int i = 0; i < LOOPS; i++)
+        for (int64_t u = starts ? starts[0] : 0; u < n; u++)
+            MP_CHECK_INT(atomic_load(&t.times[i][u]), 1);
+    return atomic_load(&t.pieces);
+}
+
 MP_TEST(base_team_next_takes_each_unit_once) {
-    static const int64_t sizes[] = {0, 1, 2, 3, 4, 5, 11, 12, 33, 1000}, leasts[] = {1, 3, 100, 5000};
+    static const int64_t sizes[] = {0, 1, 2, 3, 4, 5, 11, 12, 33, UNITS}, leasts[] = {1, 3, 100, 5000};
     for (int threads = 1; threads <= MAX; threads++) {
         mp_team *team = make_team(threads - 1, "20");
         mp_lease lease;
@@ -317,33 +336,27 @@ MP_TEST(base_team_next_takes_each_unit_once) {
         for (int s = 0; s < 10; s++)
             for (int l = 0; l < 4; l++)
                 for (int turn = 0; turn < 20; turn++) {
-                    _Atomic int times[1000] = {0};
-                    taking t = {.n = sizes[s], .least = leasts[l], .times = times, .slow = -1};
-                    mp_lease_run(&lease, take_units, &t);
-                    MP_CHECK_INT(atomic_load(&t.wrong), 0);
-                    for (int64_t i = 0; i < t.n; i++)
-                        MP_CHECK_INT(atomic_load(&times[i]), 1);
+                    const int pieces = check_taken(&lease, sizes[s], leasts[l], NULL, -1);
                     if (threads == 1)
-                        MP_CHECK_INT(atomic_load(&t.ranges), t.n > 0);
+                        MP_CHECK_INT(pieces, sizes[s] > 0 ? LOOPS : 0);
                 }
+        int starts[MAX + 1]; /* the first thread has no share, the last one most */
+        for (int i = 0; i <= threads; i++)
+            starts[i] = i == threads ? UNITS : 10 * (i > 1 ? i : 1);
+        check_taken(&lease, UNITS, 1, starts, -1);
         mp_team_return(&lease);
         mp_team_destroy(team);
     }
 }
 
-/* The others take the rest while one thread is at its first range: it gets three quarters of an equal share. */
-MP_TEST(base_team_next_gives_the_rest_to_threads_that_are_ready) {
-    mp_team *team = make_team(1, "20");
+/* While one thread is at its first piece, the others take all other units of this loop and of those that follow. */
+MP_TEST(base_team_next_does_not_wait_for_a_late_thread) {
+    mp_team *team = make_team(2, "20");
     mp_lease lease;
     mp_team_lease(team, 99, &lease);
-    for (int slow = 0; slow < 2; slow++) {
-        _Atomic int times[1000] = {0};
-        taking t = {.n = 1000, .least = 1, .times = times, .slow = slow};
-        mp_lease_run(&lease, take_units, &t);
-        MP_CHECK_INT(atomic_load(&t.of_slow), 375);
-        for (int i = 0; i < 1000; i++)
-            MP_CHECK_INT(atomic_load(&times[i]), 1);
-    }
+    for (int late = 0; late < 3; late++)
+        for (int turn = 0; turn < 20; turn++)
+            check_taken(&lease, UNITS, 1, NULL, late);
     mp_team_return(&lease);
     mp_team_destroy(team);
 }

@@ -16,6 +16,7 @@ MP_TEST(models_groups_of_sequences) {
         {6, {1, 1, 1, 9, 1, 1}, 1, 3, 3, {0, 3, 4}, 9, 3},         /* the largest one is between two others */
         {6, {9, 1, 1, 1, 1, 1}, 1, 9, 2, {0, 1}, 9, 5},            /* most rows and most sequences are in two groups */
         {3, {2, 2, 3}, 3, 256, 3, {0, 1, 2}, 3, 1},                /* a third of 7 rows is 3 */
+        {8, {4, 4, 4, 4, 4, 4, 4, 4}, 2, 8, 7, {0, 2, 3, 4, 5, 6, 7}, 8, 2}, /* a quarter of 24 rows is 6 */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mp_groups groups = {0};

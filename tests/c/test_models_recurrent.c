@@ -52,15 +52,16 @@ static void compute(sequence *of, const mp_row_seq *seq, int first, int rows, in
     const float *pointers[ROWS + TAPS];
     float *copy = mp_alloc(mp_matrix_copy(&of->matrix), MP_TAG_MISC);
     for (int t = 0; t < THREADS; t++) {
-        const mp_team_thread thread = {t, THREADS, NULL};
+        const mp_team_thread thread = {t, THREADS, NULL, NULL};
         int64_t c0, c1;
         mp_team_split(&thread, CHANNELS, 16, &c0, &c1);
         mp_causal_conv_rows(&of->conv, &part, of->state, of->log, in->x[0], CHANNELS, of->out.y[0], CHANNELS, c0, c1,
                             pointers);
-        mp_matrix_scan_rows(&of->matrix, &thread, &part, matrices, log, &scan, copy);
     }
+    const mp_team_thread single = mp_team_single();
+    mp_matrix_scan_rows(&of->matrix, &single, &part, matrices, log, &scan, copy);
     for (int t = 0; t < THREADS; t++)
-        mp_matrix_log_rows(&of->matrix, &(mp_team_thread){t, THREADS, NULL}, &part, log, &scan);
+        mp_matrix_log_rows(&of->matrix, &(mp_team_thread){t, THREADS, NULL, NULL}, &part, log, &scan);
     mp_free(copy);
 }
 

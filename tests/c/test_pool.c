@@ -266,7 +266,7 @@ MP_TEST(pool_runs_each_job_once_and_joins_its_threads) {
     mp_pool *pool;
     mp_error error;
     uint64_t created, joined;
-    MP_CHECK_OK(mp_pool_create("test-pool", 8, &pool, &error), &error);
+    MP_CHECK_OK(mp_pool_create("test-pool", 8, false, &pool, &error), &error);
     int threads, busy;
     mp_pool_counts(pool, &threads, &busy);
     MP_CHECK_INT(threads, 0); /* the first job starts the first thread */
@@ -287,7 +287,7 @@ MP_TEST(pool_runs_each_job_once_and_joins_its_threads) {
 MP_TEST(pool_gives_every_job_a_thread_up_to_its_limit) {
     mp_pool *pool;
     mp_error error;
-    MP_CHECK_OK(mp_pool_create("test-pool", 3, &pool, &error), &error);
+    MP_CHECK_OK(mp_pool_create("test-pool", 3, false, &pool, &error), &error);
     for (int i = 0; i < 3; i++)
         MP_CHECK_OK(mp_pool_run(pool, (mp_job){wait_at_gate, (void *)&runs[0]}, &error), &error);
     MP_CHECK_STATUS(mp_pool_run(pool, (mp_job){run_once, (void *)&runs[1]}, &error), MP_SPAWN_FAILED, &error);
@@ -304,7 +304,7 @@ MP_TEST(pool_destroy_does_not_wait_for_disowned_jobs) {
     mp_pool *pool;
     mp_error error;
     uint64_t created, joined;
-    MP_CHECK_OK(mp_pool_create("test-pool", 3, &pool, &error), &error);
+    MP_CHECK_OK(mp_pool_create("test-pool", 3, false, &pool, &error), &error);
     MP_CHECK_OK(mp_pool_run(pool, (mp_job){wait_at_gate, (void *)&runs[0]}, &error), &error);
     MP_CHECK_OK(mp_pool_run(pool, (mp_job){run_once, (void *)&runs[1]}, &error), &error);
     while (atomic_load(&runs[0]) < 1)
@@ -329,7 +329,7 @@ MP_TEST(pool_destroy_does_not_wait_for_disowned_jobs) {
 static mp_status start_and_stop(void *arg, mp_error *error) {
     (void)arg;
     mp_pool *pool;
-    MP_TRY(mp_pool_create("test-pool", 4, &pool, error));
+    MP_TRY(mp_pool_create("test-pool", 4, false, &pool, error));
     atomic_store(&gate, 0);
     mp_status status = MP_OK;
     for (int i = 0; i < 3 && status == MP_OK; i++)

@@ -17,7 +17,7 @@ static mp_error error;
 
 static mp_cpu_allocator *open_allocator(int threads) {
     mp_cpu_allocator *allocator;
-    MP_CHECK_OK(mp_cpu_allocator_open(threads, &allocator, &error), &error);
+    MP_CHECK_OK(mp_cpu_allocator_open(threads, false, &allocator, &error), &error);
     return allocator;
 }
 

@@ -15,7 +15,7 @@ static mp_error error;
 static mp_cpu_allocator *four(void) {
     mp_cpu_allocator *allocator;
     MP_CHECK_OK(mp_options_init(&error), &error);
-    MP_CHECK_OK(mp_cpu_allocator_open(4, &allocator, &error), &error);
+    MP_CHECK_OK(mp_cpu_allocator_open(4, false, &allocator, &error), &error);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
     return allocator;
 }
@@ -71,7 +71,7 @@ MP_TEST(registry_cores_of_machines_with_more_than_256_cpus) {
         pretended_cpus = cpus[i][0];
         if (mp_cpu_threads() != cpus[i][0])
             MP_SKIP("a control group limits the CPUs");
-        MP_CHECK_OK(mp_cpu_allocator_open(0, &allocator, &error), &error);
+        MP_CHECK_OK(mp_cpu_allocator_open(0, false, &allocator, &error), &error);
         pretended_cpus = 0;
         MP_CHECK_INT(mp_cpu_allocator_threads(allocator), cpus[i][1]);
         mp_cpu_allocator_close(allocator);

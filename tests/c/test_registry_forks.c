@@ -19,7 +19,7 @@ static void come_and_go(void *arg) {
         mp_governor *governor;
         mp_cpu_allocator *allocator;
         MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
-        MP_CHECK_OK(mp_cpu_allocator_open(0, &allocator, &error), &error);
+        MP_CHECK_OK(mp_cpu_allocator_open(0, false, &allocator, &error), &error);
         mp_cpu_allocator_close(allocator);
         mp_governor_close(governor);
     }
@@ -47,7 +47,7 @@ MP_TEST(forks_while_other_threads_look_up_shared_objects) {
             mp_governor *governor;
             mp_cpu_allocator *allocator;
             int wrong = mp_governor_open(0, &governor, &error) != MP_OK ||
-                        mp_cpu_allocator_open(0, &allocator, &error) != MP_OK;
+                        mp_cpu_allocator_open(0, false, &allocator, &error) != MP_OK;
             _exit(wrong);
         }
         fake_expect_child(child);
@@ -168,7 +168,7 @@ MP_TEST(forks_at_the_end_of_a_close) {
         alarm(5);
         mp_cpu_allocator *allocator;
         mp_registry_close(registries[0], 0);
-        int wrong = mp_cpu_allocator_open(0, &allocator, &error) != MP_OK;
+        int wrong = mp_cpu_allocator_open(0, false, &allocator, &error) != MP_OK;
         _exit(wrong || allocator != registries[1]->services->allocator_pinned);
     }
     fake_expect_child(child);
@@ -286,7 +286,7 @@ MP_TEST(forks_with_compute_threads_in_use) {
     mp_error error;
     mp_lease lease;
     mp_core_lease at;
-    MP_CHECK_OK(mp_cpu_allocator_open(4, &allocator, &error), &error);
+    MP_CHECK_OK(mp_cpu_allocator_open(4, false, &allocator, &error), &error);
     MP_CHECK_INT(compute(allocator, 4, 20, 6), 4);
     MP_CHECK_INT(compute(allocator, 3, 9, 9), 3); /* too short to be conclusive */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
@@ -324,7 +324,7 @@ MP_TEST(forks_with_compute_threads_in_use) {
 static mp_status compute_after_a_refusal(void *arg, mp_error *error) {
     mp_cpu_allocator *allocator;
     (void)arg;
-    MP_TRY(mp_cpu_allocator_open(2, &allocator, error));
+    MP_TRY(mp_cpu_allocator_open(2, false, &allocator, error));
     int got = compute(allocator, 2, 0, 0);
     MP_CHECK_INT(compute(allocator, 2, 0, 0), got);
     if (got == 1) {

@@ -149,6 +149,30 @@ MP_TEST(registry_nodes_always_balance) {
     }
 }
 
+/* A node lends as many CPUs as it has cores, so that two nodes share eight threads even if one has eight CPUs. With
+ * more threads than cores, it lends all of its CPUs. By default there is one thread per core. */
+MP_TEST(registry_nodes_lend_one_cpu_per_core) {
+    static const int rows[][2] = {{1, 4}, {8, 4}, {9, 8}, {16, 8}, {20, 10}}; /* threads, CPUs of each node */
+    mp_topology topology = {.node_count = 2};
+    mp_cpu_allocator *allocator;
+    int cpus[MP_NODES_MAX], leased[MP_NODES_MAX];
+    for (int i = 0; i < 2; i++)
+        topology.nodes[i] = (mp_node){.number = i, .memory = -1, .cpu_count = 8, .core_count = 4};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        MP_CHECK_OK(mp_cpu_allocator_open_on(rows[i][0], &topology, &allocator, &error), &error);
+        MP_CHECK_INT(mp_cpu_allocator_nodes(allocator, cpus, leased), 2);
+        MP_CHECK_INT(cpus[0], rows[i][1]);
+        MP_CHECK_INT(cpus[1], rows[i][1]);
+        mp_cpu_allocator_close(allocator);
+    }
+    unsetenv("MPOOL_THREADS");
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    topology.cores.used_count = 1;
+    MP_CHECK_OK(mp_cpu_allocator_open_on(0, &topology, &allocator, &error), &error);
+    MP_CHECK_INT(mp_cpu_allocator_threads(allocator), 1);
+    mp_cpu_allocator_close(allocator);
+}
+
 /* --- CPUs of two nodes in one lease --- */
 
 enum { NODES = 2, A_NODE = 2, MAX_THREADS = NODES * A_NODE };

@@ -25,7 +25,7 @@ static mp_services *make_services(uint64_t memory) {
     mp_services_configure(services, &config);
     mp_maintenance_init(&services->maintenance, no_sweep, NULL);
     atomic_store(&services->maintenance.next_ns, 0);
-    MP_CHECK_OK(mp_cpu_allocator_open(config.threads, &services->allocator, &error), &error);
+    MP_CHECK_OK(mp_cpu_allocator_open(config.threads, false, &services->allocator, &error), &error);
     services->allocator_pinned = mp_cpu_allocator_pin(services->allocator);
     MP_CHECK_OK(mp_governor_open(memory, &services->governor, &error), &error);
     return services;

@@ -140,6 +140,16 @@ static int first_block(const mp_attend *run, const mp_attention_unit *unit) {
     return seen > unit->block0 ? seen : unit->block0;
 }
 
+/* Returns true if the window of a row reaches as far to later positions as to earlier ones. */
+static bool two_sided(const mp_attend *run) { return run->pass->model->whole_prompts && run->attention->window > 0; }
+
+/* Returns the end of the KV blocks of the unit that any row of the unit sees. */
+static int end_block(const mp_attend *run, const mp_attention_unit *unit) {
+    const int64_t row = (int64_t)run->pass->rows.seq[unit->seq].past + unit->row0;
+    const int seen = two_sided(run) ? mp_decoder_blocks(row + unit->rows + run->attention->window - 1) : unit->block1;
+    return seen < unit->block1 ? seen : unit->block1;
+}
+
 /* Returns the arguments of the attention kernels for a unit. */
 static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) {
     const mp_decoder *model = run->pass->model;
@@ -147,9 +157,9 @@ static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) 
     const mp_row_seq *seq = &run->pass->rows.seq[unit->seq];
     const int64_t position = (int64_t)seq->past + unit->row0;
     const bool spans = unit->until > 0 && run->attention->spans;
-    /* In a span, rows are placed so far on that each of them sees all positions below `end`. The window grows by as
-     * much: its beginning stays. */
-    const int ahead = spans ? (int)(unit->until - 1 - position) : 0;
+    /* In a span, rows are placed so far on that each of them sees all positions below `end`, or as many later ones as
+     * earlier ones in its window. The window grows by as much: its beginning stays. */
+    const int ahead = !spans ? 0 : two_sided(run) ? run->attention->window - 1 : (int)(unit->until - 1 - position);
     int group = mp_attention_group(shape), kv_head = mp_attention_kv_head(shape, unit->head);
     void **k = run->pointers, **v = k + run->pass->most_blocks;
     /* set the pointers of one block beyond the unit, too, if it exists: kernels prefetch the next block */
@@ -222,38 +232,42 @@ static void finish_unit(const mp_attend *run, const mp_attention_unit *unit, con
         }
 }
 
-/* Returns the units of this thread in the current block: [*from, return value). */
-static int units_of(const mp_attend *run, int *from) {
-    const mp_team_thread *thread = run->view->context.thread;
-    const int *at = run->plan->thread_units + (ptrdiff_t)run->view->block * (thread->count + 1) + thread->index;
-    *from = at[0];
-    return at[1];
+/* Returns the loop over the units of the current block. */
+static mp_team_loop units_of(const mp_attend *run) {
+    const int count = run->view->context.thread->count;
+    mp_team_loop loop = mp_team_shared(0, 1);
+    loop.starts = run->plan->thread_units + (ptrdiff_t)run->view->block * (count + 1);
+    loop.n = loop.starts[count];
+    return loop;
+}
+
+static void attend_unit(const mp_attend *run, const mp_attention_unit *unit) {
+    const mp_attention_shape *shape = run->attention->shape;
+    const mp_kernels *kernels = mp_kernels_get();
+    int first, row0 = run->pass->rows.seq[unit->seq].row0 + unit->row0;
+    if (run->plan->mode == MP_ATTEND_TILES && run->view->outputs_only &&
+        mp_decoder_outputs_in(run->pass, row0, unit->rows, &first) == 0)
+        return;
+    if (run->plan->mode == MP_ATTEND_FUSED) {
+        if (!run->attention->reads_only)
+            store_row(run, &run->pass->rows.seq[unit->seq], 0, unit->head);
+        rotate_queries(run, &run->pass->rows.seq[unit->seq], 0, unit->head);
+    }
+    mp_attn_kv attention = describe(run, unit);
+    mp_attn_partial state = running_state(run);
+    mp_attn_begin(unit->rows * attention.group, shape->padded_dim, &state);
+    (in_bytes(run)      ? kernels->attn_kv_i8
+     : in_integers(run) ? kernels->attn_kv_i16
+                        : kernels->attn_kv)(&attention, unit->rows, first_block(run, unit), end_block(run, unit),
+                                            &state, run->kernel_scratch);
+    finish_unit(run, unit, &state);
 }
 
 static void attend_units(const mp_attend *run) {
-    const mp_attention_shape *shape = run->attention->shape;
-    const mp_kernels *kernels = mp_kernels_get();
-    const bool some = run->plan->mode == MP_ATTEND_TILES && run->view->outputs_only;
-    int u, end = units_of(run, &u);
-    for (; u < end; u++) {
-        const mp_attention_unit *unit = &run->plan->units[u];
-        int first, row0 = run->pass->rows.seq[unit->seq].row0 + unit->row0;
-        if (some && mp_decoder_outputs_in(run->pass, row0, unit->rows, &first) == 0)
-            continue;
-        if (run->plan->mode == MP_ATTEND_FUSED) {
-            if (!run->attention->reads_only)
-                store_row(run, &run->pass->rows.seq[unit->seq], 0, unit->head);
-            rotate_queries(run, &run->pass->rows.seq[unit->seq], 0, unit->head);
-        }
-        mp_attn_kv attention = describe(run, unit);
-        mp_attn_partial state = running_state(run);
-        mp_attn_begin(unit->rows * attention.group, shape->padded_dim, &state);
-        (in_bytes(run)      ? kernels->attn_kv_i8
-         : in_integers(run) ? kernels->attn_kv_i16
-                            : kernels->attn_kv)(&attention, unit->rows, first_block(run, unit), unit->block1, &state,
-                                                run->kernel_scratch);
-        finish_unit(run, unit, &state);
-    }
+    mp_team_loop loop = units_of(run);
+    while (mp_team_next(run->view->context.thread, &loop))
+        for (int64_t u = loop.begin; u < loop.end; u++)
+            attend_unit(run, &run->plan->units[u]);
 }
 
 static mp_attn_partial block_partial(const mp_attend *run, int index) {
@@ -279,17 +293,18 @@ static void merge_unit(const mp_attend *run, const mp_attention_unit *unit) {
 static void attend_split(const mp_attend *run) {
     const mp_attention_shape *shape = run->attention->shape;
     const mp_kernels *kernels = mp_kernels_get();
-    int u, last = units_of(run, &u);
-    for (; u < last; u++) {
-        const mp_attention_unit *unit = &run->plan->units[u];
-        mp_attn_kv attention = describe(run, unit);
-        for (int b = first_block(run, unit); b < unit->block1; b++) {
-            mp_attn_partial partial = block_partial(run, unit->partial + b - unit->block0);
-            (in_bytes(run)      ? kernels->attn_block_i8
-             : in_integers(run) ? kernels->attn_block_i16
-                                : kernels->attn_block)(&attention, 1, b, &partial);
+    mp_team_loop loop = units_of(run);
+    while (mp_team_next(run->view->context.thread, &loop))
+        for (int64_t u = loop.begin; u < loop.end; u++) {
+            const mp_attention_unit *unit = &run->plan->units[u];
+            mp_attn_kv attention = describe(run, unit);
+            for (int b = first_block(run, unit); b < unit->block1; b++) {
+                mp_attn_partial partial = block_partial(run, unit->partial + b - unit->block0);
+                (in_bytes(run)      ? kernels->attn_block_i8
+                 : in_integers(run) ? kernels->attn_block_i16
+                                    : kernels->attn_block)(&attention, 1, b, &partial);
+            }
         }
-    }
     mp_team_barrier(run->view->context.thread);
     int64_t begin, end;
     mp_team_split(run->view->context.thread, (int64_t)run->pass->rows.n_seq * shape->groups, 1, &begin, &end);

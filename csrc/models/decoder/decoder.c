@@ -51,7 +51,7 @@ static void capture_outputs(const mp_decoder_pass *pass, const mp_team_thread *t
 /* Returns true if only the output rows are read after the last mixer of the model, which stores the keys and values of
  * all rows. */
 static bool needs_only_outputs(const mp_decoder_pass *pass) {
-    bool all = pass->rows.n_capture > 0 || pass->streams;
+    bool all = pass->rows.n_capture > 0 || pass->streams || pass->model->whole_prompts;
     for (int s = 0; !all && s < pass->rows.n_seq; s++)
         all = pass->rows.seq[s].all_outputs != NULL;
     return !all;
@@ -254,12 +254,14 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
 static void finish_inputs(const mp_decoder *model, int32_t id, float *to, float *row) {
     const mp_kernels *call = mp_kernels_get();
     const int32_t width = model->inputs.width, all = width * model->layer_count;
-    id = id >= 0 && id < model->inputs.table.shape[0] ? id : 0;
-    mp_dequantize_row(model->inputs.table.dtype, mp_tensor_row(&model->inputs.table, id), all, row);
-    scale_row(sqrtf((float)width), row, all);
     scale_row(1 / sqrtf((float)model->hidden), to, all);
     for (int32_t at = 0; at < all; at += width)
         mp_norm_row(&model->inputs.norm, to + at, to + at);
+    if (model->inputs.plain)
+        return;
+    id = id >= 0 && id < model->inputs.table.shape[0] ? id : 0;
+    mp_dequantize_row(model->inputs.table.dtype, mp_tensor_row(&model->inputs.table, id), all, row);
+    scale_row(sqrtf((float)width), row, all);
     call->add(row, all, to);
     scale_row(sqrtf(0.5f), to, all);
 }
@@ -282,7 +284,8 @@ static void embed_inputs(const mp_decoder_pass *pass, const mp_decoder_view *vie
     for (int64_t r = row0; r < row1; r++) /* rows of images have negative ids */
         finish_inputs(model, pass->rows.id[r], pass->inputs + r * all, (float *)(void *)view->own);
     mp_team_barrier(thread);
-    if (thread->index == 0) /* pages of the table would stay resident, with those that the system maps around them */
+    /* pages of the table would stay resident, with those that the system maps around them */
+    if (thread->index == 0 && !model->inputs.plain)
         mp_weights_release(model->weights, &model->inputs.table);
 }
 
@@ -307,13 +310,49 @@ static void resume_rows(const mp_decoder_pass *pass, const mp_team_thread *threa
     mp_team_barrier(thread);
 }
 
+/* Returns true if the outputs from `first` on are means of normed rows. */
+static bool pools(const mp_decoder_pass *pass, int first) { return first >= 0 && pass->model->whole_prompts; }
+
+/* Norms the residual sums of all rows in place. Begins with a barrier, because thread 0 may still capture them. Ends
+ * with a barrier. */
+static void norm_all(const mp_decoder_pass *pass, const mp_team_thread *thread) {
+    const int64_t hidden = pass->model->hidden;
+    int64_t row0, row1;
+    mp_team_barrier(thread);
+    mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
+    for (int64_t r = row0; r < row1; r++)
+        mp_norm_row(&pass->model->norm, pass->x + r * hidden, pass->x + r * hidden);
+    mp_team_barrier(thread);
+}
+
+/* Writes the means of the rows of `n` sequences, those of the outputs from `first` on, to outputs [n, hidden]. Threads
+ * divide the components. Ends with a barrier. */
+static void pool_outputs(const mp_decoder_pass *pass, const mp_team_thread *thread, int first, int n, float *outputs) {
+    const int64_t hidden = pass->model->hidden;
+    int64_t begin, end;
+    mp_team_split(thread, hidden, 16, &begin, &end);
+    for (int i = 0, s = 0; i < n; i++) {
+        const int row = pass->rows.output_row[first + i];
+        while (row >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
+            s++;
+        const mp_row_seq *seq = &pass->rows.seq[s];
+        float *const out = outputs + i * hidden;
+        mp_kernels_get()->column_sums(pass->x + seq->row0 * hidden + begin, hidden, seq->rows, (int)(end - begin), NULL,
+                                      out + begin);
+        for (int64_t c = begin; c < end; c++)
+            out[c] /= (float)seq->rows;
+    }
+    mp_team_barrier(thread);
+}
+
 /* Computes the logits of the rows of the view (at most one block) at x into y [rows, vocab]. first: index of the first
  * row among the pass's outputs; -1: the rows are not outputs. */
 static void output_rows(const mp_decoder_pass *pass, const mp_decoder_view *view, const float *x, int first, float *y) {
     const mp_decoder *model = pass->model;
     const mp_team_thread *thread = view->context.thread;
     const int M = view->rows;
-    const float *in = norm_rows(pass, view, &model->norm, x);
+    static const mp_norm none;
+    const float *in = norm_rows(pass, view, pools(pass, first) ? &none : &model->norm, x);
     if (first >= 0)
         capture_outputs(pass, thread, first, M, in, NULL);
     mp_row_linear(&view->context, &model->head, in, model->hidden, M, NULL, y, model->vocab);
@@ -377,6 +416,18 @@ static void enter_rest(const mp_decoder_pass *pass, const mp_team_thread *thread
     mp_team_barrier(thread);
 }
 
+/* Copies the residual sums of `n` outputs, from output `first` on, to outputs [n, hidden]. Ends with a barrier. */
+static void gather_outputs(const mp_decoder_pass *pass, const mp_team_thread *thread, int first, int n,
+                           float *outputs) {
+    const size_t hidden = (size_t)pass->model->hidden;
+    int64_t begin, end;
+    mp_team_split(thread, n, 1, &begin, &end);
+    for (int64_t i = begin; i < end; i++)
+        memcpy(outputs + (size_t)i * hidden, pass->x + (size_t)pass->rows.output_row[first + i] * hidden,
+               hidden * sizeof(float));
+    mp_team_barrier(thread);
+}
+
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
     const mp_decoder_pass *now = pass; /* or its rest */
@@ -426,16 +477,16 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
                         seq->all_outputs + (size_t)r * (size_t)model->vocab);
         }
     }
+    if (model->whole_prompts)
+        norm_all(pass, thread);
     for (int first = 0; first < pass->rows.n_output; first += most) {
         /* gather the output rows in the scratch of the blocks, which is free now */
         float *const outputs = (float *)pass->shared;
         const int n = pass->rows.n_output - first < most ? pass->rows.n_output - first : most;
-        int64_t begin, end;
-        mp_team_split(thread, n, 1, &begin, &end);
-        for (int64_t i = begin; i < end; i++)
-            memcpy(outputs + (size_t)i * hidden, now->x + (size_t)now->rows.output_row[first + i] * hidden,
-                   hidden * sizeof(float));
-        mp_team_barrier(thread);
+        if (model->whole_prompts)
+            pool_outputs(pass, thread, first, n, outputs);
+        else
+            gather_outputs(now, thread, first, n, outputs);
         float *logits = pass->rows.logits + (size_t)first * (size_t)model->vocab;
         view.rows = n;
         output_rows(pass, &view, outputs, first, logits);

@@ -23,7 +23,7 @@ typedef struct mp_decoder {
     mp_weight_store store;
     float *balance;    /* memory of the layers' `balance`, or NULL */
     mp_adapters adapters;
-    int32_t hidden, layer_count, vocab, context;
+    int32_t hidden, layer_count, vocab, context; /* vocab: rows of the head */
     mp_attention_shape *shapes; /* [shape_count] the different sizes of the layers' attention */
     uint16_t *layer_shapes;     /* [layer_count] index of each layer's shape */
     int shape_count;
@@ -53,12 +53,15 @@ typedef struct mp_decoder {
     int rope_dim;           /* the largest `dim` of the tables */
     mp_rope_sections sections;
     bool image_spans;       /* some layers have `spans` (mp_paged_attention) */
+    bool whole_prompts;     /* the model embeds: a prompt is one span in all layers, in which a window reaches as far to
+                             * both sides. The head reads the mean of a prompt's normed rows */
     int32_t long_from;      /* sequences that may become longer than this use the second table instead of the first
                              * (LongRoPE, arXiv:2402.13753); 0 = none */
     mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
     struct {             /* inputs of each layer, besides the row: a row of `table` plus a projection of the
                           * embedding */
         int32_t width;   /* per layer; 0: the layers have none */
+        bool plain;      /* there is no table: the inputs are the projection alone */
         mp_tensor table; /* [tokens, layers * width] read as it is mapped: rows that are not used cost no memory */
         mp_linear project;
         mp_norm norm; /* [width] of the projection */
@@ -98,9 +101,9 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
     const int32_t (*positions)[3]; /* [n_positions] M-RoPE positions of the first n_positions tokens; each position of a
                                     * later token is its index plus `shift`. NULL: all tokens are later tokens */
     int32_t n_positions, shift;
-    const mp_image_run *spans; /* [n_spans] the images among the rows, if the model has `image_spans`. The rows end with
-                                * an image's last row, or outside of images: the keys of a row that begins an image
-                                * depend on the image's other rows */
+    const mp_image_run *spans; /* [n_spans] the images among the rows, if the model has `image_spans`, or the prompt.
+                                * The rows end with a span's last row, or outside of spans: the keys of a row that
+                                * begins a span depend on the span's other rows */
     int n_spans;
     float *all_outputs;     /* [all_rows, vocab] receives the logits of the first all_rows rows, or NULL */
     int all_rows;

@@ -18,9 +18,9 @@
 
 static mp_status check_ids(const mp_decoder *model, const int32_t *ids, int32_t n, const char *what, mp_error *error) {
     for (int32_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= model->vocab)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "%s %d is outside the vocabulary of %d", what, ids[i],
-                           model->vocab);
+        if (ids[i] < 0 || ids[i] >= model->tokens.shape[0])
+            return mp_fail(error, MP_INVALID_ARGUMENT, "%s %d is outside the vocabulary of %lld", what, ids[i],
+                           (long long)model->tokens.shape[0]);
     return MP_OK;
 }
 
@@ -43,6 +43,10 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
     MP_TRY(check_ids(model, request->stop_ids, request->n_stop_ids, "stop id", error));
     if (request->adapter != 0 && mp_adapters_find(&model->adapters, request->adapter) == 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);
+    if (model->whole_prompts && (request->sampling.max_tokens > 1 || request->n_choices > 1 || request->masks))
+        return mp_fail(error, MP_UNSUPPORTED, "the model embeds texts and images; `max_tokens` and `n` must be 1, got "
+                       "%d and %d", request->sampling.max_tokens, request->n_choices);
+    request->whole_prompt = (mp_image_run){.rows = request->n_prompt};
     if (model->vision)
         MP_TRY(mp_vision_check(model->vision, request, error));
     else if (request->images.n_runs > 0)
@@ -247,7 +251,7 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             status = status == MP_OK ? extended : status;
             if (extended != MP_OK) {
                 const mp_text_request *request = (const mp_text_request *)item->request;
-                step.rows = mp_image_span_fit(engine->model, &request->images, step.seq->cached.count, step.rows);
+                step.rows = mp_span_fit(engine->model, request, step.seq->cached.count, step.rows);
             }
             if (step.rows > 0)
                 engine->steps[kept++] = step;
@@ -298,11 +302,12 @@ static void capture_step(const mp_step_seq *step, const mp_text_request *request
 }
 
 /* Sets seq->spans. */
-static void set_spans(const mp_decoder *model, const mp_text_images *images, mp_row_seq *seq) {
-    const mp_image_run *end = images->runs + images->n_runs;
-    if (!model->image_spans || images->n_runs == 0)
+static void set_spans(const mp_decoder *model, const mp_text_request *request, mp_row_seq *seq) {
+    int32_t count;
+    const mp_image_run *spans = mp_spans_of(model, request, &count), *end = spans + count;
+    if (count == 0)
         return;
-    seq->spans = mp_image_run_at(images, seq->past);
+    seq->spans = mp_image_run_at(spans, count, seq->past);
     if (seq->spans->start + seq->spans->rows <= seq->past)
         seq->spans++;
     while (seq->spans + seq->n_spans < end && seq->spans[seq->n_spans].start < seq->past + seq->rows)
@@ -349,7 +354,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
                 all ? request->prompt_logits + (size_t)seq->cached.count * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < prompt_left ? step->rows : prompt_left,
         };
-        set_spans(engine->model, &request->images, &rows->seq[s]);
+        set_spans(engine->model, request, &rows->seq[s]);
         rows->M += step->rows + step->drafts;
         step->output = last ? rows->n_output : -1;
         for (int row = rows->M - 1 - step->drafts; last && row < rows->M; row++)
@@ -590,9 +595,9 @@ static void run_span(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
         return;
     const int choice = engine->span.choice;
     mp_sequence *seq = &((mp_sequence_group *)item->state)->seqs[choice];
-    const mp_text_images *images = &((const mp_text_request *)item->request)->images;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     const mp_step_seq step = {.seq = seq, .plan = p, .choice = choice,
-                              .rows = mp_image_span_left(engine->model, images, seq->cached.count)};
+                              .rows = mp_span_left(engine->model, request, seq->cached.count)};
     engine->step_count = 0;
     if (add_step(engine, &step, &item->error) != MP_OK)
         outcomes[p] = MP_OUTCOME_FAILED;

@@ -210,7 +210,7 @@ mp_status mp_decoder_kv_in_bytes(const mp_spec *spec, bool *in_bytes, mp_error *
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
     int64_t layers, hidden, context;
     double eps, latent_eps;
-    bool root = true;
+    bool root = true, no = false;
     MP_TRY(mp_spec_int_capped(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.context_length", 1, MAX_CONTEXT, NULL, &context, error));
@@ -232,6 +232,7 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
         MP_TRY(mp_mla_read_sizes(model, spec, error));
     else
         MP_TRY(read_heads(model, spec, (flags & MP_DECODER_GATED_HEADS) != 0, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.whole_prompts", &no, &model->whole_prompts, error));
     MP_TRY(read_scales(model, spec, error));
     MP_TRY(read_temperature(model, spec, error));
     MP_TRY(read_experts(model, spec, error));
@@ -385,14 +386,18 @@ static mp_status read_windows(mp_decoder *model, const mp_spec *spec, const int6
     return MP_OK;
 }
 
-/* Reads the list of layers in which the rows of an image see each other. */
+/* Reads the list of layers in which the rows of an image see each other. In all layers of a model that embeds, those of
+ * the prompt do. */
 static mp_status read_spans(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t none = 0, spans[MP_DECODER_LAYERS];
     MP_TRY(mp_spec_ints(spec, "mpool.image_spans", model->layer_count, 0, 1, &none, spans, error));
     mp_mixer *mixer;
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++) {
-            mixer->attention.spans = spans[i] != 0;
+            if (model->whole_prompts && mixer->ops->state)
+                return mp_fail(error, MP_UNSUPPORTED, "mpool.whole_prompts supports attention only; layer %d has "
+                               "another mixer", i);
+            mixer->attention.spans = spans[i] != 0 || model->whole_prompts;
             model->image_spans |= spans[i] != 0;
         }
     return MP_OK;

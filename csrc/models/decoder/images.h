@@ -26,37 +26,46 @@ static inline bool mp_decoder_images_own(const char *name) {
     return strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
 }
 
-/* ---- spans: images whose rows see each other in both directions (mp_decoder.image_spans) -------------------------
- * The keys of such an image's rows depend on all of its rows, so a pass never ends inside an image. It may begin there,
- * after published blocks: these are computed with the whole image, and a request with the same tokens has the same
- * image. */
+/* ---- spans: images whose rows see each other in both directions (mp_decoder.image_spans), or a whole prompt --------
+ * The keys of a span's rows depend on all of its rows, so a pass never ends inside a span. It may begin inside an
+ * image, after published blocks: these are computed with the whole image, and a request with the same tokens has the
+ * same image. Blocks of a whole prompt are not published. */
 
 /* Returns the last run that begins at or before a position, or the first run. There must be runs. */
-static inline const mp_image_run *mp_image_run_at(const mp_text_images *images, int32_t position) {
-    int32_t low = 0, high = images->n_runs - 1;
+static inline const mp_image_run *mp_image_run_at(const mp_image_run *runs, int32_t n_runs, int32_t position) {
+    int32_t low = 0, high = n_runs - 1;
     while (low < high) {
         int32_t middle = (low + high + 1) / 2;
-        if (images->runs[middle].start <= position)
+        if (runs[middle].start <= position)
             low = middle;
         else
             high = middle - 1;
     }
-    return &images->runs[low];
+    return &runs[low];
 }
-/* Returns the rows from a position to the end of its image; 0: there is no image, or its rows do not see each other. */
-static inline int mp_image_span_left(const mp_decoder *model, const mp_text_images *images, int32_t position) {
-    if (!model->image_spans || images->n_runs == 0)
+/* Returns the spans of a request, and their number in *count. */
+static inline const mp_image_run *mp_spans_of(const mp_decoder *model, const mp_text_request *request, int32_t *count) {
+    *count = model->whole_prompts ? 1 : model->image_spans ? request->images.n_runs : 0;
+    return model->whole_prompts ? &request->whole_prompt : request->images.runs;
+}
+/* Returns the rows from a position to the end of its span; 0: it is in no span. */
+static inline int mp_span_left(const mp_decoder *model, const mp_text_request *request, int32_t position) {
+    int32_t count;
+    const mp_image_run *spans = mp_spans_of(model, request, &count);
+    if (count == 0)
         return 0;
-    const mp_image_run *run = mp_image_run_at(images, position);
-    const int32_t end = run->start + run->rows;
-    return run->start <= position && position < end ? end - position : 0;
+    const mp_image_run *span = mp_image_run_at(spans, count, position);
+    const int32_t end = span->start + span->rows;
+    return span->start <= position && position < end ? end - position : 0;
 }
 /* Returns the most of `rows` rows from a position on that do not end inside a span. */
-static inline int mp_image_span_fit(const mp_decoder *model, const mp_text_images *images, int32_t position, int rows) {
-    const int inside = rows > 0 ? mp_image_span_left(model, images, position + rows - 1) : 0;
+static inline int mp_span_fit(const mp_decoder *model, const mp_text_request *request, int32_t position, int rows) {
+    const int inside = rows > 0 ? mp_span_left(model, request, position + rows - 1) : 0;
     if (inside <= 1) /* the last row ends a span, or is in none */
         return rows;
-    const int before = mp_image_run_at(images, position + rows - 1)->start - position;
+    int32_t count;
+    const mp_image_run *spans = mp_spans_of(model, request, &count);
+    const int before = mp_image_run_at(spans, count, position + rows - 1)->start - position;
     return before > 0 ? before : 0;
 }
 

@@ -437,7 +437,7 @@ mp_block_cost mp_decoder_cost(const mp_decoder *model) {
     const mp_mixer *mixer;
     const mp_ffn *ffn;
     if (model->inputs.width > 0) {
-        cost.idle = mp_tensor_items(&model->inputs.table);
+        cost.idle = model->inputs.plain ? 0 : mp_tensor_items(&model->inputs.table);
         mp_cost_linear(&cost, &model->inputs.project);
     }
     for (int i = 0; i < model->layer_count; i++) {

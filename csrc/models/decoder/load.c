@@ -10,7 +10,7 @@
 #include "models/decoder/mla.h"
 #include "models/decoder/streams.h"
 
-enum { MAX_VOCAB = 1 << 24 };
+enum { MAX_VOCAB = 1 << 24, MAX_OUTPUTS = 1 << 16 /* components of a vector */ };
 
 static void decoder_destroy(mp_model *base) {
     mp_decoder *model = (mp_decoder *)base;
@@ -59,9 +59,17 @@ static mp_status read_output(mp_decoder *model, const mp_builder *builder, float
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "token_embd.weight",
                             "at most 16,777,216 rows", "%lld", (long long)model->tokens.shape[0]);
     model->vocab = (int32_t)model->tokens.shape[0];
-    model->tied = !mp_weights_has(weights, "output.weight");
+    model->tied = !model->whole_prompts && !mp_weights_has(weights, "output.weight");
     if (!model->tied)
         model->store.parameters += mp_tensor_items(&model->tokens);
+    if (model->whole_prompts) { /* the head projects to vectors */
+        mp_tensor head;
+        MP_TRY(mp_weights_get(weights, "output.weight", 2, any, &head, error));
+        if (head.shape[0] > MAX_OUTPUTS)
+            return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "output.weight",
+                                "at most 65,536 rows", "%lld", (long long)head.shape[0]);
+        model->vocab = (int32_t)head.shape[0];
+    }
     MP_TRY(mp_norm_read(&model->norm, builder, "output_norm", mp_decoder_norm(model, model->hidden),
                         mp_decoder_norm_bias(model), norm_offset, error));
     return mp_builder_linear(builder, &model->head, model->tied ? "token_embd.weight" : "output.weight", NULL,
@@ -72,14 +80,20 @@ static mp_status read_output(mp_decoder *model, const mp_builder *builder, float
 static mp_status read_inputs(mp_decoder *model, const mp_builder *builder, float norm_offset, mp_error *error) {
     static const char table[] = "per_layer_token_embd.weight", project[] = "per_layer_model_proj.weight";
     int64_t width, none = 0, shape[2] = {-1, 0};
+    bool no = false;
     MP_TRY(mp_spec_int_capped(mp_weights_spec(model->weights), "{arch}.embedding_length_per_layer_input", 0,
                               INT32_MAX / MP_DECODER_LAYERS, &none, &width, error));
     if (width == 0)
         return MP_OK;
     shape[1] = width * model->layer_count;
     model->inputs.width = (int32_t)width;
-    MP_TRY(mp_weights_get(model->weights, table, 2, shape, &model->inputs.table, error));
-    model->store.parameters += mp_tensor_items(&model->inputs.table);
+    MP_TRY(mp_spec_bool(mp_weights_spec(model->weights), "mpool.plain_inputs", &no, &model->inputs.plain, error));
+    if (model->inputs.plain && mp_weights_has(model->weights, table))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", table);
+    if (!model->inputs.plain) {
+        MP_TRY(mp_weights_get(model->weights, table, 2, shape, &model->inputs.table, error));
+        model->store.parameters += mp_tensor_items(&model->inputs.table);
+    }
     MP_TRY(mp_builder_linear(builder, &model->inputs.project, project, NULL, (int32_t)shape[1], model->hidden, error));
     MP_TRY(mp_adapters_add(&model->adapters, builder, &model->inputs.project, project, error));
     return mp_norm_read(&model->inputs.norm, builder, "per_layer_proj_norm",
@@ -90,10 +104,12 @@ static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *e
     const mp_token_table *tokens = mp_spec_tokens(spec);
     if (!tokens)
         return mp_fail(error, MP_INVALID_ARGUMENT, "a language model needs the bytes of its tokens: the spec has none");
-    if (tokens->count > model->vocab)
+    if (tokens->count > model->tokens.shape[0])
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "number of tokens",
-                            "at most the rows of the token table", "%d of %d", tokens->count, model->vocab);
-    model->sampled_vocab = tokens->count; /* rows beyond the tokens are untrained padding */
+                            "at most the rows of the token table", "%d of %lld", tokens->count,
+                            (long long)model->tokens.shape[0]);
+    /* rows beyond the tokens are untrained padding */
+    model->sampled_vocab = tokens->count < model->vocab ? tokens->count : model->vocab;
     for (int32_t i = 0; i < tokens->count; i++) {
         uint64_t bytes = tokens->offsets[i + 1] - tokens->offsets[i];
         if (bytes > model->max_token_bytes)

@@ -201,17 +201,17 @@ static void run_by_head(const mp_linear *linear, const mp_team_thread *thread, i
     const int32_t N = linear->N / heads, panels = N / MP_PANEL_N;
     const int chunks = (M + CHUNK - 1) / CHUNK;
     mp_epilogue plain = {0};
-    int64_t begin, end;
-    mp_team_split(thread, (int64_t)heads * chunks, 1, &begin, &end);
-    for (int64_t i = begin; i < end; i++) {
-        const int h = (int)(i / chunks), row0 = (int)(i % chunks) * CHUNK;
-        const int rows = M - row0 < CHUNK ? M - row0 : CHUNK;
-        mp_acts acts;
-        mp_acts_init(&acts, mp_wmat_acts(linear->w[0].kind), rows, linear->K, scratch);
-        mp_acts_fill(&acts, x + row0 * ldx + h * x_step, ldx, 0, rows);
-        mp_gemm(&linear->w[0], &acts, 0, rows, h * panels, (h + 1) * panels, &plain,
-                y + row0 * ldy + h * (y_step - N), ldy);
-    }
+    mp_team_loop loop = mp_team_shared((int64_t)heads * chunks, 1);
+    while (mp_team_next(thread, &loop))
+        for (int64_t i = loop.begin; i < loop.end; i++) {
+            const int h = (int)(i / chunks), row0 = (int)(i % chunks) * CHUNK;
+            const int rows = M - row0 < CHUNK ? M - row0 : CHUNK;
+            mp_acts acts;
+            mp_acts_init(&acts, mp_wmat_acts(linear->w[0].kind), rows, linear->K, scratch);
+            mp_acts_fill(&acts, x + row0 * ldx + h * x_step, ldx, 0, rows);
+            mp_gemm(&linear->w[0], &acts, 0, rows, h * panels, (h + 1) * panels, &plain,
+                    y + row0 * ldy + h * (y_step - N), ldy);
+        }
 }
 
 /* Computes queries, keys and values of the rows in [rows, hidden] into run->qkv, before rotation. Ends without a

@@ -159,7 +159,7 @@ static size_t plan_bytes(const mp_decoder *model, const mp_rows *rows, int threa
 
 /* Returns true if some layers store no keys and values, and compute the output rows only. */
 static bool has_rest(const mp_decoder *model, const mp_rows *rows) {
-    bool all = rows->n_capture > 0 || rows->n_output == rows->M;
+    bool all = model->whole_prompts || rows->n_capture > 0 || rows->n_output == rows->M;
     for (int s = 0; !all && s < rows->n_seq; s++)
         all = rows->seq[s].all_outputs != NULL;
     return !all && model->last_stored + 1 < model->layer_count;

@@ -195,14 +195,10 @@ static void scan_head(const mp_state_rows *part, mp_state_scan *scan, mp_state_s
     call->state_scan(scan, block0, block1);
 }
 
-void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
-                         float *state, float *log, const mp_state_scan *rows, float *copy) {
+/* Scans the units [unit, end): by head, then block of columns. */
+static void scan_units(const mp_matrix_heads *matrix, const mp_state_rows *part, float *state, const matrix_log *log,
+                       const mp_state_scan *rows, int64_t unit, int64_t end, float *copy) {
     const int blocks = blocks_of(matrix);
-    const matrix_log at = log_at(matrix, log);
-    const bool logs = part->seq->logs;
-    int64_t unit, end;
-    assert(!logs || (log && part->done + part->rows <= MP_STATE_LOG));
-    mp_team_split(thread, (int64_t)matrix->heads * blocks, 1, &unit, &end);
     while (unit < end) {
         const int head = (int)(unit / blocks), block0 = (int)(unit % blocks);
         const int block1 = end - unit < blocks - block0 ? block0 + (int)(end - unit) : blocks;
@@ -220,19 +216,29 @@ void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *th
         scan.o += part->first * scan.ldo + value;
         scan.decay += part->first * scan.ld_gates + head;
         scan.beta = rows->beta ? rows->beta + part->first * scan.ld_gates + head : NULL;
-        scan.u = logs ? at.u + part->done * at.ld_u + value : NULL;
-        scan.ldu = at.ld_u;
+        scan.u = part->seq->logs ? log->u + part->done * log->ld_u + value : NULL;
+        scan.ldu = log->ld_u;
         if (done.rows > 0) {
-            done.k = at.k + key;
-            done.v = at.u + value;
-            done.decay = at.decay + head;
-            done.ldk = at.ld_k;
-            done.ldv = at.ld_u;
+            done.k = log->k + key;
+            done.v = log->u + value;
+            done.decay = log->decay + head;
+            done.ldk = log->ld_k;
+            done.ldv = log->ld_u;
             done.ld_gates = matrix->heads;
         }
         scan_head(part, &scan, &done, block0, block1, copy);
         unit += block1 - block0;
     }
+}
+
+void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
+                         float *state, float *log, const mp_state_scan *rows, float *copy) {
+    enum { LEAST_ROWS = 128 }; /* of a unit: about 20 us with 128 keys */
+    const matrix_log at = log_at(matrix, log);
+    assert(!part->seq->logs || (log && part->done + part->rows <= MP_STATE_LOG));
+    mp_team_loop loop = mp_team_shared((int64_t)matrix->heads * blocks_of(matrix), 1 + LEAST_ROWS / part->rows);
+    while (mp_team_next(thread, &loop))
+        scan_units(matrix, part, state, &at, rows, loop.begin, loop.end, copy);
 }
 
 void mp_matrix_log_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,

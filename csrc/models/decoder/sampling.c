@@ -195,7 +195,8 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
     mp_candidate *candidates = scratch;
     float *copy = (float *)((uint8_t *)scratch +
                             mp_arena_cost((size_t)engine->model->sampled_vocab * (sizeof *candidates + sizeof(float))));
-    bool sound = !mp_weights_poisoned(engine->model->weights);
+    /* keys and values of a whole prompt are of no use to a longer one */
+    const bool sound = !mp_weights_poisoned(engine->model->weights) && !engine->model->whole_prompts;
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];

@@ -18,12 +18,12 @@ int mp_sequence_step_rows(mp_text_engine *engine, const mp_item *item, mp_sequen
         return 0;
     mp_sequence_unpause(seq, engine->budget); /* published blocks have some of its rows */
     const int left = mp_sequence_group_left(item->state, &engine->cache, seq);
-    const int span = mp_image_span_left(engine->model, &request->images, at);
+    const int span = mp_span_left(engine->model, request, at);
     int want = left < most ? left : most;
     if (span > want && span <= most) /* no snapshot is kept inside a span */
         want = span;
     want = mp_images_ready(engine->images, request, item->state, seq, want, missing);
-    return mp_image_span_fit(engine->model, &request->images, at, want);
+    return mp_span_fit(engine->model, request, at, want);
 }
 
 /* Returns the rows that an item could compute now, at most `most`; *missing: as for mp_sequence_step_rows. *decoding:
@@ -91,7 +91,7 @@ static void choose_span(mp_text_engine *engine, mp_item *item) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     for (int i = 0; i < state->n && !engine->span.item; i++) {
         const mp_sequence *seq = &state->seqs[i];
-        const int span = mp_image_span_left(engine->model, &request->images, seq->cached.count);
+        const int span = mp_span_left(engine->model, request, seq->cached.count);
         int missing;
         if (!seq->active || seq->done || span == 0 ||
             mp_images_ready(engine->images, request, state, seq, span, &missing) < span)
@@ -106,10 +106,10 @@ static void choose_span(mp_text_engine *engine, mp_item *item) {
 static void plan_span(mp_text_engine *engine, uint64_t row_ns, uint64_t most_ns, mp_plan *plan) {
     const mp_item *item = engine->span.item;
     const mp_sequence *seq = &((const mp_sequence_group *)item->state)->seqs[engine->span.choice];
-    const mp_text_images *images = &((const mp_text_request *)item->request)->images;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     const int layers = engine->model->layer_count, done = seq->paused.x ? seq->paused.layer : 0;
     const uint64_t layer =
-        (uint64_t)mp_image_span_left(engine->model, images, seq->cached.count) * row_ns / (uint64_t)layers;
+        (uint64_t)mp_span_left(engine->model, request, seq->cached.count) * row_ns / (uint64_t)layers;
     const uint64_t all = layer * (uint64_t)(layers - done);
     const uint64_t left = most_ns > plan->cost_ns ? most_ns - plan->cost_ns : 0;
     engine->span.budget_ns = left;
@@ -168,6 +168,7 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
             planned += rows;
         }
     }
+    enum { LONG_ROWS = 64 }; /* from here on, a barrier takes little of the time between barriers */
     const int worth = mp_threads_worth(&engine->model->base.facts, engine->span.item ? MP_STEP_ROWS : planned,
                                        engine->model->barriers);
     plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
@@ -183,5 +184,5 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
         engine->span.item = NULL;
     if (engine->span.item)
         plan_span(engine, row_ns, most, plan);
-    plan->barrier_bound = true;
+    plan->barrier_bound = planned < LONG_ROWS;
 }

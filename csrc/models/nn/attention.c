@@ -89,13 +89,12 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
     }
 }
 
-void mp_attention_forward(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,
-                          int window, int each, void *scratch) {
+/* Computes the units [begin, end): by sequence, then head, then part of `each` rows. Returns false if context->poll
+ * ends the pass. */
+static bool forward_units(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,
+                          int window, int each, int64_t begin, int64_t end, void *scratch) {
     const mp_row_span *const queries = context->wanted ? context->wanted : context->spans;
-    int64_t units = 0, begin, end, base = 0;
-    for (int s = 0; s < context->n_spans; s++)
-        units += (int64_t)attention->heads * (each ? (queries[s].rows + each - 1) / each : 1);
-    mp_team_split(context->thread, units, 1, &begin, &end);
+    int64_t base = 0;
     for (int s = 0; s < context->n_spans && begin < end; s++) {
         const mp_row_span *span = &context->spans[s];
         const int first = (int)(queries[s].row0 - span->row0), last_row = first + queries[s].rows;
@@ -105,10 +104,22 @@ void mp_attention_forward(const mp_row_context *context, const mp_attention *att
             const int row0 = first + (int)((begin - base) % parts) * rows_each;
             const int row1 = row0 + rows_each < last_row ? row0 + rows_each : last_row;
             if (context->poll && context->poll(context->arg))
-                return;
+                return false;
             mp_attention_head(attention, rows, span, (int)((begin - base) / parts), window, row0, row1, scratch);
         }
         base = last;
+    }
+    return true;
+}
+
+void mp_attention_forward(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,
+                          int window, int each, void *scratch) {
+    const mp_row_span *const queries = context->wanted ? context->wanted : context->spans;
+    mp_team_loop loop = mp_team_shared(0, 1);
+    for (int s = 0; s < context->n_spans; s++)
+        loop.n += (int64_t)attention->heads * (each ? (queries[s].rows + each - 1) / each : 1);
+    while (mp_team_next(context->thread, &loop) &&
+           forward_units(context, attention, rows, window, each, loop.begin, loop.end, scratch)) {
     }
 }
 

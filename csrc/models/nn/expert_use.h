@@ -27,7 +27,6 @@ typedef struct mp_expert_scratch {
     mp_expert_flags *flags;
     mp_expert_scan *scan;     /* while the model thrashes */
     mp_scan_matrix *matrices; /* [3 count] for `scan` */
-    _Atomic int64_t *taken;   /* [2] for mp_team_next: of the first matrices, and of the last one */
     float *wide;              /* [n, hidden] rows of x in group order, then expert outputs */
     float *inner;             /* [n, 2 ffn] gate and up; plain: [n, ffn] */
     void *acts;

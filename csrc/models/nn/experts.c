@@ -93,7 +93,7 @@ static mp_expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base
     const size_t sizes[] = {
         (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
         ((size_t)experts->count + 1) * f, sizeof(mp_expert_flags), sizeof(mp_expert_scan),
-        3 * (size_t)experts->count * sizeof(mp_scan_matrix), 2 * sizeof(int64_t), n * (size_t)experts->hidden * f,
+        3 * (size_t)experts->count * sizeof(mp_scan_matrix), n * (size_t)experts->hidden * f,
         n * inner_width(experts) * f,
     };
     enum { PARTS = sizeof sizes / sizeof *sizes };
@@ -116,9 +116,8 @@ static mp_expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base
             .flags = (mp_expert_flags *)(base + offset[7]),
             .scan = (mp_expert_scan *)(base + offset[8]),
             .matrices = (mp_scan_matrix *)(base + offset[9]),
-            .taken = (_Atomic int64_t *)(base + offset[10]),
-            .wide = (float *)(base + offset[11]),
-            .inner = (float *)(base + offset[12]),
+            .wide = (float *)(base + offset[10]),
+            .inner = (float *)(base + offset[11]),
             .acts = base + at,
             .bytes = s.bytes,
         };
@@ -182,11 +181,8 @@ static void route(const mp_expert_use *use, const float *x) {
     for (int64_t i = begin * experts->used; experts->scale && i < end * experts->used; i++)
         s->weight[i] *= experts->scale[s->chosen[i]];
     mp_team_barrier(use->thread);
-    if (use->thread->index != 0)
-        return;
-    experts_group(experts, use->M, s);
-    for (int i = 0; i < 2; i++)
-        atomic_store_explicit(&s->taken[i], 0, memory_order_relaxed);
+    if (use->thread->index == 0)
+        experts_group(experts, use->M, s);
 }
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
@@ -336,19 +332,21 @@ static int64_t panel_cost(const mp_expert_scratch *s, int e) {
 /* Computes the panels of all chosen experts: the `count` matrices `parts` of each expert. A panel belongs to the thread
  * that takes its first unit of work. */
 static void run_shared(const mp_expert_use *use, const mp_expert_matrix *const *parts, int count,
-                       _Atomic int64_t *taken, const mp_acts *acts, float *y, int64_t ldy) {
+                       const mp_acts *acts, float *y, int64_t ldy) {
     const mp_experts *experts = use->experts;
     const mp_expert_scratch *s = &use->s;
     const int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
     int64_t units = 0, at = 0; /* at: first unit of the matrix `part` of expert e */
     for (int e = 0; e < experts->count; e++)
         units += panel_cost(s, e) * count * panels;
-    mp_team_range range = {0};
+    mp_team_loop loop = mp_team_shared(units, MIN_INPUTS / parts[0]->K + 1);
     int e = 0, part = 0;
-    while (mp_team_next(use->thread, units, MIN_INPUTS / parts[0]->K + 1, taken, &range))
-        while (e < experts->count && at < range.end) {
+    while (mp_team_next(use->thread, &loop)) {
+        if (loop.begin < at) /* a piece of another thread's share */
+            at = e = part = 0;
+        while (e < experts->count && at < loop.end) {
             const int64_t cost = panel_cost(s, e), size = cost * panels;
-            const int64_t from = range.begin - at, to = range.end - at < size ? range.end - at : size;
+            const int64_t from = loop.begin - at, to = loop.end - at < size ? loop.end - at : size;
             int first = from > 0 && cost ? (int)((from + cost - 1) / cost) : 0;
             const int last = cost ? (int)((to + cost - 1) / cost) : 0;
             if (use->lease && first < last)
@@ -356,14 +354,15 @@ static void run_shared(const mp_expert_use *use, const mp_expert_matrix *const *
             while (first < last)
                 first += run_panels(parts[part], e, first, last - first, acts, s->first[e], s->first[e + 1],
                                     use->own, y + (int64_t)part * parts[0]->N, ldy);
-            if (at + size > range.end)
-                break; /* the next range may have more panels of this matrix */
+            if (at + size > loop.end)
+                break; /* the next piece may have more panels of this matrix */
             at += size;
             if (++part == count) {
                 part = 0;
                 e++;
             }
         }
+    }
 }
 
 /* run_shared with nn/expert_scan.h: each thread computes its panels of every matrix. */
@@ -384,13 +383,13 @@ static void run_scan(mp_expert_use *use, const mp_expert_matrix *const *parts, i
         }
 }
 
-/* Computes with the `count` matrices `parts` of each chosen expert. taken: counter of shared work. */
-static void run_matrices(mp_expert_use *use, const mp_expert_matrix *const *parts, int count, _Atomic int64_t *taken,
-                         const mp_acts *acts, float *y, int64_t ldy) {
+/* Computes with the `count` matrices `parts` of each chosen expert. */
+static void run_matrices(mp_expert_use *use, const mp_expert_matrix *const *parts, int count, const mp_acts *acts,
+                         float *y, int64_t ldy) {
     if (use->scans)
         run_scan(use, parts, count, acts, y, ldy);
     else
-        run_shared(use, parts, count, taken, acts, y, ldy);
+        run_shared(use, parts, count, acts, y, ldy);
 }
 
 /* gate = (up + 1) * (gate * sigmoid(1.702 gate)), with gate and up clamped first. NaN stays NaN. */
@@ -442,14 +441,14 @@ static void multiply(mp_expert_use *use, const float *x) {
     mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), n, experts->hidden, s->acts);
     mp_acts_fill(&acts, s->wide, hidden, (int)begin, (int)end);
     mp_team_barrier(use->thread);
-    run_matrices(use, &first[2 - parts], parts, &s->taken[0], &acts, s->inner, wide);
+    run_matrices(use, &first[2 - parts], parts, &acts, s->inner, wide);
     mp_team_barrier(use->thread);
     for (int64_t i = begin; i < end; i++)
         activate(experts, s->inner + i * wide);
     mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), n, experts->ffn, s->acts);
     mp_acts_fill(&acts, s->inner, wide, (int)begin, (int)end);
     mp_team_barrier(use->thread);
-    run_matrices(use, second, 1, &s->taken[1], &acts, s->wide, hidden);
+    run_matrices(use, second, 1, &acts, s->wide, hidden);
 }
 
 /* y += bias, if there is one; y += scale * (w0 * y0 + w1 * y1 + ...). Every product and sum is rounded. Overwrites

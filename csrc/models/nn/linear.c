@@ -130,18 +130,19 @@ static bool linear_prepare(const mp_linear *linear, const float *x, int64_t ldx,
     return shared;
 }
 
-/* Computes the thread's contiguous range of the panels of all parts. The ranges are balanced by bytes of weights. */
-static void linear_multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
-                            uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
-    uint64_t total = 0;
-    for (int p = 0; p < linear->parts; p++)
-        total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
-    uint64_t begin = total * (uint64_t)thread->index / (uint64_t)thread->count;
-    uint64_t end = total * (uint64_t)(thread->index + 1) / (uint64_t)thread->count;
+/* Returns the bytes of weights in the smallest piece of a product of M rows: at least a panel, and as many as a thread
+ * reads in about 20 us or multiplies in 50. */
+static int64_t least_bytes(const mp_linear *linear, int M) {
+    const int64_t least = (512 << 10) / (1 + M / 8), panel = (int64_t)linear->w[0].panel_bytes;
+    return least > panel ? least : panel;
+}
+
+/* Computes the panels of all parts whose first byte is in [begin, end) of the bytes of all parts. */
+static void multiply_range(const mp_linear *linear, uint64_t begin, uint64_t end, const mp_acts *acts, int M,
+                           uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
     uint64_t at = 0;
     for (int p = 0; p < linear->parts; p++) {
         const mp_wmat *w = &linear->w[p];
-        /* panel i of this part belongs to the thread whose range contains its first byte */
         uint64_t size = w->panel_bytes;
         uint64_t from = begin <= at ? 0 : (begin - at + size - 1) / size;
         uint64_t to = end <= at ? 0 : (end - at + size - 1) / size;
@@ -160,6 +161,17 @@ static void linear_multiply(const mp_linear *linear, const mp_team_thread *threa
         else
             mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
     }
+}
+
+/* Computes the panels that the thread takes. */
+static void linear_multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
+                            uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
+    uint64_t total = 0;
+    for (int p = 0; p < linear->parts; p++)
+        total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
+    mp_team_loop loop = mp_team_shared((int64_t)total, least_bytes(linear, M));
+    while (mp_team_next(thread, &loop))
+        multiply_range(linear, (uint64_t)loop.begin, (uint64_t)loop.end, acts, M, panel_scratch, ep, y, ldy);
 }
 
 void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
@@ -253,15 +265,17 @@ void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_tea
     assert(mp_linear_fits(linear, next));
     mp_acts acts[MP_LINEAR_PARTS], out;
     mp_gemm_part parts[2];
-    int64_t row0, row1, panel0, panel1;
+    int64_t row0, row1;
     mp_team_split(thread, M, 1, &row0, &row1);
     if (linear_prepare(linear, x, ldx, M, row0, row1, scratch, acts))
         mp_team_barrier(thread);
     mp_acts_init(&out, (mp_akind)next->acts[0], M, next->K, next_scratch);
-    mp_team_split(thread, linear->w[0].panels, 1, &panel0, &panel1);
     for (int i = 0; i < linear->parts; i++)
         parts[i] = (mp_gemm_part){.w = &linear->w[i],
                                   .x = &acts[i],
                                   .bias = linear->bias ? linear->bias + linear->column[i] : NULL};
-    mp_gemm_acts(parts, linear->parts, act, 0, M, (int)panel0, (int)panel1, &out);
+    const int64_t panel_bytes = (int64_t)linear->w[0].panel_bytes;
+    mp_team_loop loop = mp_team_shared(linear->w[0].panels, least_bytes(linear, M) / panel_bytes);
+    while (mp_team_next(thread, &loop))
+        mp_gemm_acts(parts, linear->parts, act, 0, M, (int)loop.begin, (int)loop.end, &out);
 }

@@ -263,7 +263,7 @@ void mp_images_release(mp_image_store *store, const mp_text_request *request, mp
 
 /* Returns the index of a placeholder's tile, and sets *row to the row within that tile. Returns -1 for the newline. */
 static int32_t tile_at(const mp_vision *vision, const mp_text_images *images, int32_t position, int32_t *row) {
-    const mp_image_run *run = mp_image_run_at(images, position);
+    const mp_image_run *run = mp_image_run_at(images->runs, images->n_runs, position);
     int32_t at = position - run->start, tile = run->tile, rows;
     *row = images->sources ? images->sources[run->source + at] : at;
     if (*row < 0)
@@ -306,7 +306,7 @@ int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_se
 
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source) {
-    const mp_image_run *run = mp_image_run_at(&request->images, position);
+    const mp_image_run *run = mp_image_run_at(request->images.runs, request->images.n_runs, position);
     int32_t row, tile = tile_at(store->vision, &request->images, position, &row);
     *source = run->source + (position - run->start);
     if (tile < 0)

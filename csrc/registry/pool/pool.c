@@ -10,6 +10,7 @@
 struct mp_pool {
     char name[16];
     int max_threads;
+    bool background;
     _Atomic int references; /* the owner's, and one per disowned thread */
     mp_mutex lock;
     /* guarded by: lock */
@@ -18,13 +19,14 @@ struct mp_pool {
     int busy;    /* threads with a job */
 };
 
-mp_status mp_pool_create(const char *name, int max_threads, mp_pool **pool_out, mp_error *error) {
+mp_status mp_pool_create(const char *name, int max_threads, bool background, mp_pool **pool_out, mp_error *error) {
     *pool_out = NULL;
     mp_pool *pool = mp_alloc_zeroed(sizeof(*pool), MP_TAG_POOL);
     if (!pool)
         return mp_fail_memory(error, sizeof(*pool), "a thread pool");
     strncpy(pool->name, name, sizeof(pool->name) - 1);
     pool->max_threads = max_threads;
+    pool->background = background;
     atomic_init(&pool->references, 1);
     mp_mutex_init(&pool->lock);
     *pool_out = pool;
@@ -92,7 +94,9 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
     pool->threads++;
     pool->busy++;
     /* Hold the lock while the thread starts: the thread must not end or be disowned before its handle is written. */
+    bool before = mp_thread_start_in_background(pool->background);
     mp_status status = mp_pool_thread_start(thread, pool->name, error);
+    mp_thread_start_in_background(before);
     if (status != MP_OK) {
         pool_forget(pool, thread);
         mp_free(thread);

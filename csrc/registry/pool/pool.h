@@ -9,8 +9,8 @@
 
 typedef struct mp_pool mp_pool;
 
-/* `name` names the threads: at most 15 characters. Starts no thread. */
-mp_status mp_pool_create(const char *name, int max_threads, mp_pool **pool, mp_error *error);
+/* `name` names the threads: at most 15 characters. `background`: mp_thread_start_in_background. Starts no thread. */
+mp_status mp_pool_create(const char *name, int max_threads, bool background, mp_pool **pool, mp_error *error);
 /* Wait for the running jobs, except the disowned ones, and join every thread. No thread may be inside mp_pool_run. NULL
  * is legal. */
 void mp_pool_destroy(mp_pool *pool);

@@ -147,8 +147,14 @@ def _read(config: Fields, row: Architecture) -> Config:
     else:
         config = Fields({**defaults, **{key: value for key, value in config.values.items() if value is not None}},
                         file=config.file, at=config.at)
-    a, layers = row.name, config.int("num_hidden_layers", low=1, high=MAX_LAYERS)
-    types = kinds(config, layers)
+    return read_layers(config, row, kinds(config, config.int("num_hidden_layers", low=1, high=MAX_LAYERS)))
+
+
+def read_layers(config: Fields, row: Architecture, types: list[str], more: frozenset[str] | set[str] = frozenset(),
+                ) -> Config:
+    """Read a configuration with the defaults of its class. ``types``: types of the layers; ``more``: further keys that
+    the caller reads."""
+    a, layers = row.name, len(types)
     size, count = _wide_heads(config, types, config.int("num_attention_heads", low=1))
     values = {**config.values, "layer_types": types, "head_dim": size, "num_key_value_heads": count}
     values.setdefault("rope_parameters", _ROPE)
@@ -178,7 +184,7 @@ def _read(config: Fields, row: Architecture) -> Config:
         "use_bidirectional_attention", "global_head_dim", "num_global_key_value_heads", "per_layer_config",
         "attention_k_eq_v", "num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input",
         "vocab_size_per_layer_input", "final_logit_softcapping", "enable_moe_block", "num_experts", "top_k_experts",
-        "moe_intermediate_size"}, tied=True)
+        "moe_intermediate_size", *more}, tied=True)
     biased, projected = found.sizes["attention_bias"], int(not kv["mpool.key_values"])
     found.sizes |= {"Y": config.int("vocab_size_per_layer_input", 262144, low=1), "wide_values": projected,
                     "wide_biases": biased & projected, "narrow_biases": biased}
@@ -240,7 +246,8 @@ def bits(layers: list[bool]) -> int:
     return sum(1 << i for i, one in enumerate(layers) if one)
 
 
-def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
+def extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
+    """Return the sizes of the tensors, and the layers that have them as bits."""
     layers, heads = size["layers"], size["H"]
     windowed = [bool(one) for one in kv["mpool.window_layers"]]
     own = [i < layers - kv[f"{a}.attention.shared_kv_layers"] for i in range(layers)]
@@ -261,7 +268,7 @@ def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, 
 ROWS = (
     decoder_row("gemma4", ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM",
                            "Gemma4UnifiedForConditionalGeneration"), _TENSORS, read=_read, complete=_complete,
-                activation="gelu_tanh", biases=ATTENTION_BIAS, extra_sizes=_extra_sizes,
+                activation="gelu_tanh", biases=ATTENTION_BIAS, extra_sizes=extra_sizes,
                 model_types=("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
                 handled=EXPERTS | {"final_logit_softcapping"},
                 by_layer=frozenset({"attention.head_count_kv", "feed_forward_length"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...errors import FormatError, Unsupported
@@ -90,7 +91,10 @@ def _describe(folder: Folder, key: str, ref: str, reads_images: bool = True) -> 
     if vision_folder.sees(encoder, config, reads_images):
         embeds = folder.has(layout.MODULES_NAME)
         found = vision_folder.describe_vision(encoder, config, key=key, ref=ref, embeds=embeds)
-        return vision_embedding.embedder(found, folder, encoder, module_folders) if embeds else found
+        if not embeds:
+            _refuse_embedder(encoder, found.spec.kv)
+            return found
+        return vision_embedding.embedder(found, folder, encoder, module_folders)
     scheme = hf_quantised.read_scheme(config)
     plain = config if scheme is None else Fields(
         {name: value for name, value in config.values.items() if name != "quantization_config"}, file=config.file)
@@ -98,6 +102,7 @@ def _describe(folder: Folder, key: str, ref: str, reads_images: bool = True) -> 
                                       lambda: hf_quantised.combine(scheme, _entries(encoder)[1], _entries(encoder)[0])
                                       .entries)
     kv = read.kv
+    _refuse_embedder(encoder, kv)
     if scheme is not None:
         if row.capability != "text_to_text":
             raise Unsupported(f"{config.file}: quantization_config states that the weights are quantised by "
@@ -133,6 +138,13 @@ def _describe(folder: Folder, key: str, ref: str, reads_images: bool = True) -> 
         tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.append_eos),
         chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
     return task_adapters.add_task_adapters(described, read.adapters, encoder, entries)
+
+
+def _refuse_embedder(folder: Folder, kv: Mapping[str, Value]) -> None:
+    """Raise Unsupported if a folder has the network of an embedding model, and not the files around it."""
+    if "mpool.whole_prompts" in kv:
+        raise Unsupported(f"{folder.path}: the network is that of EmbeddingGemma 2, which generates no text; mpool "
+                          f"supports folders with {layout.MODULES_NAME}, an image encoder and an image processor")
 
 
 @dataclass(frozen=True)

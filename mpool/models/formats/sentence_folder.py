@@ -487,19 +487,23 @@ def read_default_prompt(config: Fields, settings: ModuleSettings) -> None:
         settings.prompts[settings.default_prompt_name] = ""
 
 
-def last_token_modules(folder: Folder, hidden: int) -> bool:
-    """Check the modules of a model whose embedding is the hidden state of the last token. Returns True if it is
-    normalised.
+def pooled_modules(folder: Folder, size: int, wanted: str) -> bool:
+    """Check the modules of a model with images. Returns True if its embeddings are normalised.
+
+    Args:
+        folder: the model folder.
+        size: components of the vectors that are pooled.
+        wanted: pooling of the model.
 
     Raises:
-        Unsupported: the modules are others than Transformer, a Pooling of the last token, and optionally Normalize.
+        Unsupported: the modules are others than Transformer, a Pooling of this kind, and optionally Normalize.
     """
     modules = [module for module in _list_modules(folder) if module.kind != "Dropout"]
     kinds = [module.kind for module in modules]
-    pooling, _ = _read_pooling(modules[1].folder.fields("config.json"), hidden)
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or pooling != ("lasttoken",):
+    pooling, _ = _read_pooling(modules[1].folder.fields("config.json"), size)
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or pooling != (wanted,):
         raise Unsupported(f"{folder.path}: the modules are {', '.join(kinds)} with the pooling {', '.join(pooling)}; "
-                          "of models with images, mpool supports Transformer, Pooling of the last token, and "
+                          f"of this model with images, mpool supports Transformer, Pooling with the mode {wanted}, and "
                           "optionally Normalize")
     return len(kinds) == 3
 

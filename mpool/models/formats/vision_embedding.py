@@ -2,8 +2,9 @@
 Qwen3-VL-Reranker (arXiv:2601.04720).
 
 The chat template renders each input, a text with any number of images, or each pair of query and document. An embedding
-is the hidden state of the last token, a score the logit of one token (minus that of another) after the prompt. The
-core runs the model as a decoder with images; :mod:`mpool.tasks.mixed_inputs` makes the requests.
+is the hidden state of the last token, a score the logit of one token (minus that of another) after the prompt. Of
+EmbeddingGemma 2, an embedding is the output of the model's head, which reads the mean of the hidden states. The core
+runs the model as a decoder with images; :mod:`mpool.tasks.mixed_inputs` makes the requests.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from ..json_strict import shorten
 from ..layout import TRANSFORMER_CONFIGS
 from ..spec import EmbeddingSettings, ModelDescription, VisionSettings
 from . import hf_parts, scoring, sentence_folder, vision_model
+
+#: Most tokens of an input whose rows all attend to each other: the context of EmbeddingGemma 2, by its model card. The
+#: memory of a pass grows with its rows.
+_MEAN_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -136,12 +141,17 @@ def embedder(found: ModelDescription, folder: Folder, encoder: Folder,
             prompts=prompts, default_prompt_name=default, answering=rendering.generation_prompt,
             score_tokens=scoring.read_score_tokens(rerank[1], vocab))
     else:
-        normalize = sentence_folder.last_token_modules(folder, hidden)
+        pools = found.spec.kv.get("mpool.whole_prompts") is True
+        width = next(entry.shape[0] for entry in found.spec.tensors if entry.name == "output.weight") if pools \
+            else hidden
+        pooling = "mean" if pools else "lasttoken"
+        limit = min(limit, _MEAN_TOKENS) if pools else limit
+        normalize = sentence_folder.pooled_modules(folder, width, pooling)
         sentence_folder.read_model_config(folder, own)
         settings = EmbeddingSettings(
-            max_tokens=limit, hidden_size=hidden, output_size=hidden, pooling=("lasttoken",), normalize=normalize,
+            max_tokens=limit, hidden_size=hidden, output_size=width, pooling=(pooling,), normalize=normalize,
             prompts=own.prompts, default_prompt_name=own.default_prompt_name, similarity=own.similarity,
-            truncate_dim=None if own.truncate_dim is None or own.truncate_dim > hidden else own.truncate_dim,
+            truncate_dim=None if own.truncate_dim is None or own.truncate_dim > width else own.truncate_dim,
             answering=rendering.generation_prompt)
     return replace(found, capability="text_embedding", embedding=settings,
                    vision=_with_pixels(found.vision, rendering.pixels))

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ...errors import FormatError, Unsupported
 from .. import architectures, origins
-from ..families import gemma4
+from ..families import embedding_gemma2, gemma4
 from ..families.gemma import TEXT_DEFAULTS as GEMMA_TEXT
 from ..families.reading import MAX_LAYERS, MAX_WIDTH, activation, check_neutral, unsupported
 from ..fields import Fields, describe
@@ -379,28 +379,37 @@ def read_gemma(config: Fields) -> VisionModel:
         "mpool.vision.norm_offset": 1.0, "mpool.image_spans": 1}, read_settings)
 
 
-# ---- Gemma 4 ---------------------------------------------------------------------------------------------------------
+# ---- Gemma 4 and EmbeddingGemma 2 ------------------------------------------------------------------------------------
+
+#: Class of the language model, by ``model_type`` of the whole model.
+_GEMMA4_TEXT = {**dict.fromkeys(("gemma4", "gemma4_unified"), ("Gemma4ForCausalLM",)),
+                "embedding_gemma2": ("EmbeddingGemma2TextModel",)}
+
 
 def read_gemma4(config: Fields) -> VisionModel:
-    """Read Gemma 4: images of any size, whose patches are averaged in squares.
+    """Read Gemma 4 or EmbeddingGemma 2: images of any size, whose patches are averaged in squares.
 
     The image encoder of Gemma 4 12B ("unified") has no layers. In the larger models, the rows of an image attend to
     each other in both directions, in layers with a sliding window.
     """
-    kind, vision, own = config.str("model_type"), config.section("vision_config"), config.section("text_config")
+    kind = config.str("model_type")
+    if kind == "embedding_gemma2" and config.get("vision_config") is None:
+        unsupported(config, "vision_config", "EmbeddingGemma 2 with its image encoder")
+    vision, own = config.section("vision_config"), config.section("text_config")
     unified = kind == "gemma4_unified"
     encoder, merge = image_networks.read_gemma4(vision, unified)
-    values = {**own.values, "model_type": f"{kind}_text", "architectures": ["Gemma4ForCausalLM"],
+    values = {**own.values, "model_type": f"{kind}_text", "architectures": list(_GEMMA4_TEXT[kind]),
               "tie_word_embeddings": config.bool("tie_word_embeddings", True)}
     add_ends(values, config)
     text = Fields(values, file=config.file, at=own.at)
-    width = text.int("hidden_size", 2304, low=1, high=MAX_WIDTH)
+    usual = embedding_gemma2.DEFAULTS if kind == "embedding_gemma2" else {"hidden_size": 2304, "num_hidden_layers": 30}
+    width = text.int("hidden_size", usual["hidden_size"], low=1, high=MAX_WIDTH)
     check_neutral(config, {"text_config", "vision_config", "audio_config", "tie_word_embeddings", "eos_token_id",
                            "bos_token_id", *(f"{name}_token_id" for name in (
                                "boi", "eoi", "image", "video", "boa", "eoa", "audio")), "eoa_token_index"})
     token = config.int("image_token_id", 258880, low=0)
     both = text.get("use_bidirectional_attention") if "use_bidirectional_attention" in text else unified and "vision"
-    types = gemma4.kinds(text, text.int("num_hidden_layers", 30, low=1, high=MAX_LAYERS))
+    types = gemma4.kinds(text, text.int("num_hidden_layers", usual["num_hidden_layers"], low=1, high=MAX_LAYERS))
     projector = NetworkSpec("projector", {})
     projector.linear("embedding_projection", "mm.0", width, encoder.hidden_size, False)
     pooled = 1 if unified else merge
@@ -428,13 +437,14 @@ def read_gemma4(config: Fields) -> VisionModel:
 READERS: dict[str, Callable[[Fields], VisionModel]] = {
     "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3,
     **dict.fromkeys(_QWEN_TEXT, read_qwen), "gemma3": read_gemma, "gemma4": read_gemma4, "gemma4_unified": read_gemma4,
-    "lfm2_vl": lfm2_vl.read, "mistral3": pixtral.read, "internvl": internvl.read}
+    "embedding_gemma2": read_gemma4, "lfm2_vl": lfm2_vl.read, "mistral3": pixtral.read, "internvl": internvl.read}
 #: Accepted values of ``architectures`` in config.json, by ``model_type``.
 CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
            "idefics3": ("Idefics3ForConditionalGeneration",),
            "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
            "gemma3": ("Gemma3ForConditionalGeneration",), "gemma4": ("Gemma4ForConditionalGeneration",),
            "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration",),
+           "embedding_gemma2": ("EmbeddingGemma2Model",),
            "lfm2_vl": ("Lfm2VlForConditionalGeneration",), "mistral3": ("Mistral3ForConditionalGeneration",),
            "internvl": ("InternVLForConditionalGeneration",),
            "qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),

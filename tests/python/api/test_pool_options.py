@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,36 @@ def weights(m: Models) -> None:
             assert row.weights == where
 
 
+def background(m: Models) -> None:
+    """Workers and compute threads have a higher nice value and the policy SCHED_BATCH; other threads keep theirs."""
+    def priorities(pid: int | str) -> dict[str, set[tuple[int, int]]]:
+        found: dict[str, set[tuple[int, int]]] = {}
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):  # the thread has ended
+                name = Path(f"/proc/{pid}/task/{task}/comm").read_text().strip()
+                found.setdefault(name, set()).add((os.sched_getscheduler(int(task)),
+                                                   os.getpriority(os.PRIO_PROCESS, int(task))))
+        return found
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    usual, lower = (os.SCHED_OTHER, own), (os.SCHED_BATCH, min(own + 10, 19))
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    with pool_of(threads=2) as other, pool_of(background=True, threads=2) as pool:
+        before = priorities("self")
+        assert lower not in before.get("mpool-worker", set()) | before.get("mpool-compute", set())
+        other.embed(["a b c"] * 200, m.bert)
+        pool.embed(["a b c"] * 200, m.bert)
+        found = priorities("self")
+        assert found["mpool-worker"] >= {usual, lower} and found["mpool-compute"] >= {usual, lower}
+        assert all(kinds == {usual} for name, kinds in found.items() if name not in ("mpool-worker", "mpool-compute"))
+    with pool_of(background=True, isolation="process") as pool:
+        assert pool.embed("a", m.bert).shape == (32,)
+        pids = [worker["process"] for row in pool.registry.entries() for worker in row["worker"] if worker["process"]]
+        assert pids and all(kinds == {lower} for pid in pids for kinds in priorities(pid).values())
+    with pool_of(background=True) as pool, pool_of() as shared:
+        assert pool.metrics()["compute_threads"] == shared.metrics()["compute_threads"]
+
+
 def kv_dtype(m: Models) -> None:
     for kind, expected in (("auto", {"int16", "float32"}), ("int8", {"int8"})):
         with pool_of(kv_dtype=kind) as pool:
@@ -426,7 +457,7 @@ ROWS: dict[str, Callable[[Models], None]] = {
         threads, memory_bytes, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
         breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout, isolation,
-        weights, process_memory, kv_dtype, model_folders)},
+        weights, process_memory, kv_dtype, model_folders, background)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),

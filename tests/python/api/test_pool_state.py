@@ -123,7 +123,7 @@ DEFAULTS = dict(
     breaker_window=60.0, breaker_rest=60.0, fail_fast=False, max_embed_inputs=None, offline=None,
     chaos=None, predictive_scaling=False, scale_timeout=False, isolation="thread", weights="auto",
     process_memory=0,
-    kv_dtype="auto", model_folders=())
+    kv_dtype="auto", model_folders=(), background=False)
 
 
 def test_reported_engine_bytes_are_measured(bert: Path, llama: Path) -> None:

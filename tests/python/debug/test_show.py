@@ -139,11 +139,17 @@ def test_html_of_a_table() -> None:
     assert html == f"<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells}</tr></tbody></table>"
 
 
+FAST = {"cores": 4, "cpus": 8, "cpu_list": "0-7", "speed": 1.0, "used": True}
+SLOW = {"cores": 8, "cpus": 8, "cpu_list": "8-15", "speed": 0.59, "used": True}
+ISLAND = {"cores": 2, "cpus": 2, "cpu_list": "16-17", "speed": 0.42, "used": False}
+
+
 def config(**changes: Any) -> dict[str, Any]:
     """A configuration as ``show_config("dicts")`` returns it."""
     return {"version": "1.2.3", "compiler": "gcc 13", "sanitizer": "", "compute_threads": 8, "memory_bytes": 16e9,
             "cpu": {"name": "A CPU", "features": ["avx2", "fma"], "level": "avx2"},
-            "nodes": [{"number": 0, "cpus": "0-7"}],
+            "nodes": [{"number": 0, "cpus": "0-7"}], "threads_from": "cores",
+            "cores": {"packages": 1, "source": "highest_perf", "classes": [FAST]},
             "blas": {"why": "", "core": "Haswell"},
             "kernels": {"dot": "avx2", "norm": "plain", "axpy": "avx2"},
             "options": {"MPOOL_A": {"value": "1", "default": "1"}}, "versions": {"python": "3.11", "numpy": "2.0"},
@@ -154,13 +160,31 @@ def config(**changes: Any) -> dict[str, Any]:
 def test_lines_of_a_configuration() -> None:
     """One node is not worth a line; kernels are listed by variant."""
     assert list(_lines(config())) == [
-        "mpool 1.2.3, built with gcc 13", "CPU       A CPU", "features  avx2 fma; in use: avx2", "threads   8",
-        "memory    16,000 MB available to this process", "BLAS      Haswell", "kernels   avx2: dot, axpy",
+        "mpool 1.2.3, built with gcc 13", "CPU       A CPU", "features  avx2 fma; in use: avx2",
+        "threads   8: one per core", "cores     4 with 8 CPUs", "memory    16,000 MB available to this process",
+        "BLAS      Haswell", "kernels   avx2: dot, axpy",
         "kernels   plain: norm", "option    MPOOL_A=1", "store     a: 1,000, 2 MiB, --max-a", "store     b: MPOOL_B",
         "versions  python 3.11, numpy 2.0"]
 
 
+def test_lines_of_classes_of_cores() -> None:
+    """Each class has a line with its CPUs and speed. Unused classes say so, if cores decide the number of threads."""
+    cores = {"packages": 1, "source": "highest_perf", "classes": [FAST, SLOW, ISLAND]}
+    shown = [line.split(None, 1)[1] for line in _lines(config(cores=cores)) if line.startswith("cores")]
+    assert shown == [
+        "4 with 8 CPUs (0-7), speed 1.00 by highest_perf", "8 with 8 CPUs (8-15), speed 0.59 by highest_perf",
+        "2 with 2 CPUs (16-17), speed 0.42 by highest_perf: no threads, because another class is more than twice as "
+        "fast"]
+    asked = [line for line in _lines(config(cores=cores, threads_from="MPOOL_THREADS")) if line.startswith("cores")]
+    assert asked[-1].endswith("highest_perf")
+    levels = [{**FAST, "cpu_list": ""}, {**SLOW, "cpu_list": ""}]  # macOS does not number its CPUs
+    assert "cores     4 with 8 CPUs, speed 1.00 by perflevel" in list(_lines(config(
+        cores={"packages": 1, "source": "perflevel", "classes": levels})))
+
+
 @pytest.mark.parametrize("changes, line", [
+    ({"threads_from": "quota"}, "threads   8: the CPU quota of the control group"),
+    ({"threads_from": "cpus", "cores": {"packages": 1, "source": "equal", "classes": []}}, "threads   8: one per CPU"),
     ({"sanitizer": "address"}, "mpool 1.2.3, built with gcc 13, sanitizer: address"),
     ({"cpu": {"name": "A CPU", "features": [], "level": "plain"}}, "features  none; in use: plain"),
     ({"nodes": [{"number": 0, "cpus": "0-3"}, {"number": 1, "cpus": "4-7"}]}, "node      1: CPUs 4-7"),

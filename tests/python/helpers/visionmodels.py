@@ -205,7 +205,11 @@ def _qwen(family: str, layers: int, encoder_layers: int) -> Any:
 
 def randomised(family: str, layers: int = 2, encoder_layers: int = 3, seed: int = 5, **more: Any) -> Any:
     """Create a model with random norms, biases and positions."""
-    model = make(family, layers, encoder_layers, **more)
+    return fill(make(family, layers, encoder_layers, **more), seed)
+
+
+def fill(model: Any, seed: int) -> Any:
+    """Fill a model with random weights, norms, biases and positions."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -296,6 +300,50 @@ def make_embedder(folder: Path, scores: bool = False, **kwargs: Any) -> Path:
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value))
     return folder
+
+
+#: Renders parts in order without a separator, as the template of EmbeddingGemma 2.
+PARTS_TEMPLATE = ("{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+                  "<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}")
+
+
+def embedding_gemma2(folder: Path) -> Any:
+    """Create EmbeddingGemma 2 and save it as an embedding model of sentence-transformers. Texts get ``<s>`` and
+    ``</s>``. Its images are prepared as those of Gemma 4."""
+    from tokenizers import Tokenizer, processors
+
+    text = {**_TEXT, "hidden_size": 60, "intermediate_size": 92, "num_hidden_layers": 5, "sliding_window": 5,
+            "head_dim": 20, "global_head_dim": 24, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 12,
+            "embedding_dim": 44, "layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 9000.0}}}
+    vision = {"patch_size": 4, "pooling_kernel_size": 3, "hidden_size": 48, "intermediate_size": 88,
+              "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16, "num_hidden_layers": 3,
+              "position_embedding_size": 230, "rms_norm_eps": 1e-3, "standardize": True, "use_clipped_linears": True}
+    config = transformers.EmbeddingGemma2Config(
+        vision_config={"model_type": "gemma4_vision", **vision}, text_config=text, audio_config=None,
+        image_token_id=IMAGE, boi_token_id=158, eoi_token_id=157, video_token_id=156, audio_token_id=155)
+    model = fill(transformers.EmbeddingGemma2Model(config).eval(), 5)
+    for at, one in enumerate(model.language_model.layers):
+        one.layer_scalar.fill_(0.7 + 0.1 * at)
+        one.self_attn.q_norm.weight.data *= 0.4  # without a scale, sharp attention magnifies rounding
+    model.mpool_family = "gemma4"
+    save(model, "gemma4", folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", EOS)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": PARTS_TEMPLATE}))
+    make_embedder(folder)
+    output = {"method": "forward", "method_output_name": "last_hidden_state"}
+    pooling = {"embedding_dimension": text["embedding_dim"], "pooling_mode": "mean"}
+    for name, value in (("1_module/config.json", pooling), ("sentence_bert_config.json", {
+                            "transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
+                            "modality_config": {**dict.fromkeys(("text", "image", "audio", "video"), output),
+                                                "message": {**output, "format": "structured"}}}),
+                        ("config_sentence_transformers.json", {"prompts": {"query": "w30 w31 ", "document": "w32 "}})):
+        (folder / name).write_text(json.dumps(value))
+    return model
 
 
 def processor(family: str, **more: Any) -> Any:

@@ -41,6 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for name, scores in (("embedder", False), ("reranker", True)):
         folders[name] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp(name))
         visionmodels.make_embedder(folders[name], scores)
+    folders["gemma"] = tmp_path_factory.mktemp("gemma")
+    visionmodels.embedding_gemma2(folders["gemma"])
     folders["chat"] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp("chat"))
     path = folders["chat"] / "chat_template.json"
     (folders["chat"] / "video_preprocessor_config.json").write_text(json.dumps(
@@ -79,6 +81,19 @@ def test_shapes_of_embeddings(server: Any) -> None:
     assert np.array_equal(rows(server, {"messages": turns[1:]}), wanted[2:])
     found = ask(server, "/v1/embeddings", {"model": "embedder", "input": jina[2]})[1]
     assert found["usage"]["prompt_tokens"] > 20
+
+
+def test_a_model_whose_vectors_are_means(server: Any) -> None:
+    pool, body = server.state.pool, {"model": "gemma", "dimensions": 20}
+    given = [{"image": PHOTO}, "w40", {"image": PHOTO, "text": "w41"}]
+    found = rows(server, {**body, "input": [{"image": RAW}, {"text": "w40"}, {"image": URL, "text": "w41"}]})
+    assert np.array_equal(found, pool.embed(given, "gemma", dimensions=20))
+    messages = [{"role": "system", "content": "w30 w31 "}, {"role": "user", "content": [PART]}]
+    asked = pool.embed({"image": PHOTO}, "gemma", task="query", dimensions=20)
+    assert np.array_equal(rows(server, {**body, "messages": messages})[0], asked)
+    for bad in ({"audio": RAW}, {"content": [{"type": "input_audio", "input_audio": {"data": RAW, "format": "wav"}}]},
+                {"content": [{"type": "video_url", "video_url": {"url": URL}}]}):
+        assert ask(server, "/v1/embeddings", {**body, "input": [bad]})[0] == 400
 
 
 @pytest.mark.parametrize("model", ["clip", "dinov2"])
