@@ -7,11 +7,11 @@
 /* Memory of one mp_acts. Each part starts at a multiple of 64 bytes:
  *
  *   BF16:  bf16 [M, ldq]     pairs swapped: x[k + 1], x[k] (pack_dense.h); zeros up to a multiple of 32
- *   Q8:    q [M, ldq] | scale [M, K / 32] | sum [M, K / 16]
+ *   Q8:    q [M, ldq] | scale [M, K / 32] | sum [M, K / 16] | low [M, K / 32]
  *   I8:    q [M, ldq] | scale [M]         | sum [M] */
 typedef struct acts_layout {
     int64_t ldq;
-    size_t scale, sum, bytes; /* offsets of scale and sum, and the total */
+    size_t scale, sum, low, bytes; /* offsets of scale, sum and low, and the total */
 } acts_layout;
 
 static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -33,7 +33,8 @@ static acts_layout layout_of(mp_akind kind, int32_t M, int32_t K) {
     l.bytes = l.scale;
     if (kind == MP_A_Q8) {
         l.sum = l.scale + align64(m * (k / 32) * sizeof(float));
-        l.bytes = l.sum + align64(m * (k / 16) * sizeof(int32_t));
+        l.low = l.sum + align64(m * (k / 16) * sizeof(int32_t));
+        l.bytes = l.low + align64(m * (k / 32) * sizeof(float));
     } else if (kind == MP_A_I8) {
         l.sum = l.scale + align64(m * sizeof(float));
         l.bytes = l.sum + align64(m * sizeof(int32_t));
@@ -64,6 +65,8 @@ void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory)
     x->q = (int8_t *)base;
     x->scale = (float *)(base + l.scale);
     x->sum = (int32_t *)(base + l.sum);
+    if (kind == MP_A_Q8)
+        x->low = (float *)(base + l.low);
 }
 
 /* Rotate and quantise one row at a time. */
@@ -85,6 +88,17 @@ static void fill_bf16(const mp_kernels *k, const float *in, int K, uint16_t *out
     memset(out + written, 0, (all - written) * sizeof *out);
 }
 
+/* Quantise the first n inputs of row m. */
+static void fill_q8(const mp_acts *x, const float *in, int n, int m) {
+    const int64_t block = (int64_t)m * (x->K / 32);
+    const int32_t *sum = x->sum + 2 * block;
+    const float *scale = x->scale + block;
+    float *low = x->low + block;
+    mp_kernels_get()->acts_q8(in, n, x->q + m * x->ldq, x->scale + block, x->sum + 2 * block);
+    for (int b = 0; b < n / 32; b++)
+        low[b] = scale[b] * (float)(sum[2 * b] + sum[2 * b + 1]);
+}
+
 void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
     const mp_kernels *k = mp_kernels_get();
     const int K = x->K;
@@ -100,9 +114,8 @@ void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
         return;
     case MP_A_Q8:
         for (int m = row0; m < row1; m++) {
-            int8_t *q = x->q + m * x->ldq;
-            k->acts_q8(in + m * ld, K, q, x->scale + (int64_t)m * (K / 32), x->sum + (int64_t)m * (K / 16));
-            memset(q + K, 0, align64((size_t)K) - (size_t)K);
+            fill_q8(x, in + m * ld, K, m);
+            memset(x->q + m * x->ldq + K, 0, align64((size_t)K) - (size_t)K);
         }
         return;
     case MP_A_I8:
@@ -113,13 +126,11 @@ void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
 
 void mp_acts_fill_first(mp_acts *x, const float *in, int64_t ld, int n, int row0, int row1) {
     const mp_kernels *k = mp_kernels_get();
-    const int K = x->K;
-    assert(0 <= row0 && row0 <= row1 && row1 <= x->M && ld >= n && n < K && n % 32 == 0);
+    assert(0 <= row0 && row0 <= row1 && row1 <= x->M && ld >= n && n < x->K && n % 32 == 0);
     assert(x->kind == MP_A_BF16 || x->kind == MP_A_Q8);
     for (int m = row0; m < row1; m++)
         if (x->kind == MP_A_BF16)
             k->acts_bf16(in + m * ld, n, x->bf16 + m * x->ldq);
         else
-            k->acts_q8(in + m * ld, n, x->q + m * x->ldq, x->scale + (int64_t)m * (K / 32),
-                       x->sum + (int64_t)m * (K / 16));
+            fill_q8(x, in + m * ld, n, m);
 }

@@ -31,6 +31,7 @@ static void round_q8(const float *tile, int m0, int rows, int panel, const mp_ac
             memset(to + MP_PANEL_N, 0, MP_PANEL_N);
         out->scale[block] = scale[r];
         memcpy(out->sum + 2 * block, sum + 2 * r, 2 * sizeof *sum);
+        out->low[block] = scale[r] * (float)(sum[2 * r] + sum[2 * r + 1]);
     }
 }
 

@@ -120,6 +120,7 @@ typedef struct mp_acts {
     int8_t *q;         /* A_Q8, A_I8: [M, K rounded up to 64]; values in [-127, 127], padding 0 */
     float *scale;      /* A_Q8: [M, K / 32]; A_I8: [M] */
     int32_t *sum;      /* A_Q8: [M, K / 16], sums of q over 16 inputs; A_I8: [M], sum of q */
+    float *low;        /* A_Q8: [M, K / 32], factors of minima: scale * (float)(sum of q over 32 inputs) */
     int64_t ldq;       /* row stride of q and bf16, in elements */
 } mp_acts;
 

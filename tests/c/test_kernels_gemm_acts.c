@@ -63,6 +63,7 @@ static void same(const kt_set *set, const operands *o, const char *what) {
     const int64_t blocks = (int64_t)n * (K_next / 32);
     kt_same(set, o->want.scale, o->got.scale, blocks, "%s, scales", what);
     kt_same_bytes(set, o->want.sum, o->got.sum, n * (size_t)(K_next / 16) * sizeof(int32_t), "%s, sums", what);
+    kt_same(set, o->want.low, o->got.low, blocks, "%s, factors of minima", what);
 }
 
 static void check(const kt_set *set, operands *o, int count, mp_act act, const float *const bias[2],

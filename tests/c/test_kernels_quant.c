@@ -174,6 +174,8 @@ static void set_row(mp_acts *acts, int m, int even, int odd) {
         for (int k = 0; k < 16; k++)
             acts->sum[m * (acts->K / 16) + h] += acts->q[m * acts->ldq + h * 16 + k];
     }
+    for (int b = m * (acts->K / 32); b < (m + 1) * (acts->K / 32); b++)
+        acts->low[b] = acts->scale[b] * (float)(acts->sum[2 * b] + acts->sum[2 * b + 1]);
 }
 
 static float *gemm_all(const mp_wmat *w, const mp_acts *acts, const mp_epilogue *ep, int64_t ldy) {

@@ -26,14 +26,15 @@
  *
  * A tile is R rows by Q_VECTORS(R) vectors. It reads the panel once, unpacks each line in registers and multiplies it
  * with all rows; nothing is unpacked to memory. Integer accumulators cover one block, float accumulators all of K.
- * Values that depend on a row and a block, but not on an output, are prepared for many blocks at a time (q_rows). */
+ * Values that depend on a row and a block, but not on an output, come with the activations or are prepared for many
+ * blocks at a time (q_rows). */
 #include "kernels/pack.h"
 
 enum { Q_PREPARED = 1024 };
 
 typedef struct q_rows {         /* [R][q_stride(R)]; one entry per block, two if groups are of 16 */
     int32_t start[Q_PREPARED];  /* initial integer accumulator: -(offset of the weights) * (sum of q) */
-    float low[Q_PREPARED];      /* factor of the minimum: sa * (float)(sum of q) */
+    float low[Q_PREPARED];      /* for minima of groups of 16: sa * (float)(sum of q) */
     int16_t wide[Q_WIDE ? 32 * Q_PREPARED : 1]; /* q, of each group inputs 0, 2, 1, 3; for kinds with q_is_wide */
     int row;                    /* first row of the tile whose blocks are all prepared; -1: none */
 } q_rows;
@@ -148,13 +149,9 @@ static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0
                     low[2 * b] = scale[b] * (float)sum[2 * b];
                     low[2 * b + 1] = scale[b] * (float)sum[2 * b + 1];
                 }
-        } else {
-            if (offset)
-                for (int b = 0; b < n; b++)
-                    start[b] = -offset * (sum[2 * b] + sum[2 * b + 1]);
-            if (q_has_mins(kind))
-                for (int b = 0; b < n; b++)
-                    low[b] = scale[b] * (float)(sum[2 * b] + sum[2 * b + 1]);
+        } else if (offset) {
+            for (int b = 0; b < n; b++)
+                start[b] = -offset * (sum[2 * b] + sum[2 * b + 1]);
         }
     }
 }
@@ -311,11 +308,12 @@ typedef struct q_at { /* the rows of a tile at the current block */
     const int8_t *q; /* with q_is_wide, of `rows` */
     const float *scale;
     int64_t ldq, ld_scale;
+    int64_t low; /* distance of the factors of minima from the scales; a second pointer costs AVX2 3 % */
     const q_rows *rows;
     int entry; /* index into rows */
     int ahead; /* prefetch distance, bytes */
     const uint8_t *small; /* scales of the block in its head, for kinds that keep them there */
-    qf d[4], low[4];      /* d and dmin of the superblock, if q_keeps_head */
+    qf d[4], dmin[4];     /* those of the superblock, if q_keeps_head */
     qi table;  /* for kinds that have a table */
 } q_at;
 
@@ -331,9 +329,10 @@ static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offse
     }
 }
 
-/* f = fma(i, d * sa, f). With minima also f = fma(low, factor, f), or -low if the format subtracts it (`minus`). */
-static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int minus, const q_at *at, int entry,
+/* f = fma(i, d * sa, f). With minima also f = fma(low, factor, f), or -low if the format subtracts it. */
+static MP_INLINE void q_accumulate(int kind, int R, int U, const qf *d, const qf *low, const q_at *at, int entry,
                                    const qi *sum, qf *f) {
+    const int minus = q_head_bytes(kind) != 0;
     MP_UNROLL
     for (int r = 0; r < R; r++) {
         const qf sa = qf_spread(at->scale + r * at->ld_scale);
@@ -341,7 +340,8 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
         for (int u = 0; u < U; u++)
             f[r * U + u] = qf_fma(q_to_float(sum[r * U + u]), qf_mul(d[u], sa), f[r * U + u]);
         if (low) {
-            const qf factor = qf_spread(&at->rows->low[r * q_stride(R) + entry]);
+            const qf factor = qf_spread(q_is_halved(kind) ? &at->rows->low[r * q_stride(R) + entry]
+                                                          : at->scale + at->low + r * at->ld_scale);
             MP_UNROLL
             for (int u = 0; u < U; u++)
                 f[r * U + u] = minus ? qf_fnma(low[u], factor, f[r * U + u]) : qf_fma(low[u], factor, f[r * U + u]);
@@ -368,7 +368,7 @@ static MP_INLINE void q_keep_head(int kind, int U, const uint8_t *head, int u0, 
     for (int u = 0; u < U; u++) {
         at->d[u] = q_head_d(kind, head, (u0 + u) * Q_LANES);
         if (q_has_mins(kind))
-            at->low[u] = q_head_dmin(head, (u0 + u) * Q_LANES);
+            at->dmin[u] = q_head_dmin(head, (u0 + u) * Q_LANES);
     }
 }
 
@@ -402,12 +402,12 @@ static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head
             } else if (kind == MP_W_Q2_K) {
                 const qi both = q_u8(scales + h * MP_PACK_SMALL + o);
                 d[u] = qf_mul(d[u], q_to_float(q_and(both, q_set(15))));
-                low[u] = qf_mul(q_keeps_head(kind, R) ? at->low[u] : q_head_dmin(head, o), q_to_float(q_shr(both, 4)));
+                low[u] = qf_mul(q_keeps_head(kind, R) ? at->dmin[u] : q_head_dmin(head, o), q_to_float(q_shr(both, 4)));
             } else {
                 d[u] = qf_mul(d[u], qf_i8(scales + h * MP_PACK_SMALL + o));
             }
         }
-        q_accumulate(R, U, d, mins ? low : NULL, 1, at, at->entry + h, sum, f);
+        q_accumulate(kind, R, U, d, mins ? low : NULL, at, at->entry + h, sum, f);
     }
 }
 
@@ -451,7 +451,7 @@ static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const
                 low[u] = qf_halves(scales + MP_PACK_HALVES + 2 * o);
         }
     }
-    q_accumulate(R, U, d, mins ? low : NULL, q_is_super(kind), at, at->entry, sum, f);
+    q_accumulate(kind, R, U, d, mins ? low : NULL, at, at->entry, sum, f);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
@@ -468,7 +468,7 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
     const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
     const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
     const uint8_t *block = panel + (q_has_table(kind) ? MP_PACK_LINE : 0), *head = block;
-    q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks,
+    q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks, .low = x->low - x->scale,
                .ldq = q_is_wide(kind) ? 64 * q_stride(R) : x->ldq, .ld_scale = blocks, .rows = rows, .ahead = ahead};
     if (q_has_table(kind))
         at.table = q_table(panel);
