@@ -94,9 +94,9 @@ typedef struct mp_team_loop {
 } mp_team_loop;
 static inline mp_team_loop mp_team_shared(int64_t n, int64_t least) { return (mp_team_loop){.n = n, .least = least}; }
 /* Move `loop` on to the next range that this thread takes. Returns false when no units are left. Each thread first
- * takes ranges of its own share from the front, so that it reads contiguous memory, and then ranges from the back of the
- * shares of others. Ranges get smaller down to `least`. A thread that is slow or has no CPU therefore holds up at most
- * the range that it is working on. A thread alone takes all units at once.
+ * takes ranges of its own share from the front, so that it reads contiguous memory, and then ranges from the back of
+ * the shares of others. Ranges get smaller down to `least`. A thread that is slow or has no CPU therefore holds up at
+ * most the range that it is working on. A thread alone takes all units at once.
  *
  * All threads of the region must run the same loops in the same order; no barrier is needed between loops. The speed of
  * the threads decides which thread takes a unit, so no result may depend on it, and after the loop a thread may read
