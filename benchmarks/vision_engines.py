@@ -64,11 +64,13 @@ class Mpool(own_process.Mpool):
 
         thread = threading.Thread(target=chat)
         thread.start()
-        if not begun.wait(600):
-            raise RuntimeError("the other chat has no tokens")
-        ask()
-        done.set()
-        thread.join()
+        try:
+            if not begun.wait(600):
+                raise RuntimeError("the other chat has no tokens")
+            ask()
+        finally:
+            done.set()
+            thread.join()
         return max(gaps)
 
     def gaps(self, image: np.ndarray) -> dict[str, float]:

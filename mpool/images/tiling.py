@@ -275,7 +275,8 @@ def frame_size(settings: VisionSettings, count: int, height: int, width: int) ->
     least, most = video.pixels
     if video.around is None:
         if video.most_rows is not None:
-            most = max(min(most, video.most_rows * unit * unit * video.frames // count), int(least * 1.05))
+            area = int(video.most_rows * unit * unit * 0.9)
+            most = max(min(most, area * video.frames // count), int(least * 1.05))
         return _sides(height, width, unit, least, most)
     if video.most_rows is not None:
         most = count * max(min(video.most_rows * unit * unit, most // count), int(least * 1.05))

@@ -383,8 +383,8 @@ class VideoSettings:
         frames: number of frames of a part.
         pixels: smallest and largest number of pixels of all frames together, or without ``around`` of each frame; None:
             frames are cropped to whole patches and not resized.
-        most_rows: maximum number of placeholders of a frame, or without ``around`` of all parts, which limits
-            ``pixels``; None: no such limit.
+        most_rows: maximum number of placeholders of a frame, which limits ``pixels``; without ``around``, all parts
+            together have at most 90 % of it. None: no such limit.
         resample: Pillow's number of the resampling filter.
         per_second: without ``around``: positions of M-RoPE per second of the video; None: one per part.
     """

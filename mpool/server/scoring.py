@@ -98,6 +98,8 @@ async def score(context: Context, body: ScoreRequest) -> Response:
     if is_missing(served) or settings is not None and settings.scores:
         scores, tokens = await _ranked(context, served, first * (len(second) // len(first)), second, prompt)
     else:
+        places = (f"{name}[{at}]" for name, inputs in ((one, first), (two, second)) for at in range(len(inputs)))
+        context.names |= {f"inputs[{at}]": place for at, place in enumerate(places)}
         scores, tokens = await _cosines(context, served, first, second, prompt)
     return json_response(ScoreResponse(f"score-{context.id}", int(time.time()), body.model,
                                        [Score(at, value) for at, value in enumerate(scores)],

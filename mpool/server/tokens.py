@@ -16,6 +16,7 @@ from .fields import Fields, Name, Token
 from .openai.chat import message_of, prompt_end, template_variables
 from .openai.structs import Message, Messages, turns_of
 from .operations import Context, Operation, check_response, encode_checked
+from .sampling import image_tokens
 
 if TYPE_CHECKING:
     from .models import ServedModel
@@ -105,6 +106,7 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
                 formats.tool_options(body.tools))
 
     converted, options = await context.converted(convert)
+    options |= await image_tokens(context, served, None)  # an alias may have a number
     return await chat_ids(context.state.pool, converted, served.model, {"template_options": variables, **options})
 
 

@@ -677,7 +677,7 @@ class TextOptions(SamplingOptions):
     image_tokens: int | None = option(
         None, "maximum number of tokens of each image, for Gemma 4 only: 70, 140, 280, 560 or 1120. None: the number "
         "in the configuration of the model's image processor, for GGUF files 280; an image with OpenAI's ``detail`` "
-        "in a message has 70 (``low``) or 1120 (``high``).")
+        "in a message has 70 (``low``), 560 (``high``) or 1120 (``original``).")
 
 
 # ---- images --------------------------------------------------------------------------------------------------------

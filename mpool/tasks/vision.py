@@ -17,7 +17,7 @@ from ..conversation.messages import NamedImage, NamedVideo
 from ..errors import ContextOverflow, InvalidArgument, MpoolError, Unsupported
 from ..host import native_calls
 from ..images.loading import check_image, convert_image, images_of
-from ..images.tiling import frame_positions, frame_size, resize_frame, tile_image, tile_video
+from ..images.tiling import frame_positions, frame_size, resize_frame, rows_of, tile_image, tile_video
 from ..runtime import deadlines as _deadlines
 
 if TYPE_CHECKING:
@@ -72,12 +72,13 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
           tokens: int | None) -> list[TiledImage]:
     settings = _settings(entry)
     found: list[TiledImage] = []
-    details = dict.fromkeys(("high", "original"), max(settings.rows_allowed, default=0)) | {
-        "low": min(settings.rows_allowed, default=0)} if tokens is None and settings.rows_allowed else {}
+    allowed = settings.rows_allowed
+    details = {"low": min(allowed), "high": min((one for one in allowed if one > (settings.rows or 0)),
+                                                default=max(allowed)),
+               "original": max(allowed)} if allowed and tokens is None else {}
     if tokens is not None:
-        if tokens not in settings.rows_allowed:
-            refuse("image_tokens", tokens, ", ".join(map(str, settings.rows_allowed)) + " or None"
-                   if settings.rows_allowed else "None: images of this model have a fixed number of tokens")
+        if tokens not in allowed:
+            refuse("image_tokens", tokens, ", ".join(map(str, allowed)) + " or None" if allowed else "None: images of this model have a fixed number of tokens")
         settings = replace(settings, rows=tokens)
 
     def converted(given: NamedImage, convert: Callable[[Any], Any]) -> Any:
@@ -87,6 +88,8 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
     for given in images:
         if isinstance(given, NamedVideo):
             found.append(_video(entry, given, converted))
+            # the frames of many videos would take much memory before the prompt is known to be too long
+            _check_context(entry, sum(run.rows for one in found for run in one.runs), len(found), len(found))
             continue
         rows = details.get(given.detail) if isinstance(given.detail, str) else None
         own = settings if rows is None else replace(settings, rows=rows)
@@ -101,17 +104,18 @@ def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> Ti
         raise Unsupported(f"`{given.name}` has frames of a video; this model takes images only", param=given.name,
                           hint="Pass frames as images, or use a model such as Qwen3-VL")
     if settings.video.around is None:
+        span, rate = given.times[-1] - given.times[0], settings.video.per_second
+        if rate is not None and not span * rate <= _MAX_TIME:
+            raise InvalidArgument(param=given.name_of_times, got=f"{span:.6g} seconds",
+                                  allowed=f"at most {_MAX_TIME // rate:,.0f} seconds")
         positions = frame_positions(given.times, given.fps, settings.video)
-        if positions[-1] > _MAX_TIME:
-            raise InvalidArgument(param=given.name_of_times, got=f"{given.times[-1] - given.times[0]:.6g} seconds",
-                                  allowed=f"at most {_MAX_TIME // settings.video.per_second:,.0f} seconds"
-                                  if settings.video.per_second else "fewer frames")
     width, height = converted(given.frames[0], _size_of)
     size = frame_size(settings, len(given.frames), height, width)
     if min(size) < 1 or size[0] * size[1] > _MAX_PATCHES * settings.image.patch_size ** 2:
         raise InvalidArgument(param=given.name, got=f"frames of {width} x {height} pixels",
                               allowed="frames that the model resizes to 1 to "
                                       f"{_MAX_PATCHES:,} patches", hint="Resize the frames first")
+    _check_context(entry, rows_of(settings, *size) * -(-len(given.frames) // settings.video.frames), 1, 1)
     frames = [converted(one, partial(resize_frame, settings=settings, size=size, first=(height, width), name=one.name))
               for one in given.frames]
     if settings.video.around is None:

@@ -253,6 +253,32 @@ class DynamicSizeProcessor:
     kv: dict[str, Value]
 
 
+def _pixel_limits(config: Fields, least: int, most: int, own: bool = True) -> tuple[int, int]:
+    """Return the bounds of the number of pixels of an image processor.
+
+    Args:
+        config: the processor's fields.
+        least, most: defaults. One that contradicts the other bound of the file yields to it.
+        own: True: ``min_pixels`` and ``max_pixels`` beside ``size`` come first.
+
+    Raises:
+        FormatError: a bound is malformed, or both contradict each other.
+    """
+    size = config.section("size", None)
+    found: list[tuple[str, int]] = []
+    for key, edge, usual in (("min_pixels", "shortest_edge", least), ("max_pixels", "longest_edge", most)):
+        if own and key in config:
+            found.append((key, config.int(key, low=1)))
+        elif size is not None and edge in size:
+            found.append((f"size.{edge}", size.int(edge, low=1)))
+        else:
+            found.append(("", usual))
+    (low, least), (high, most) = found
+    if least > most and low and high:
+        config.fail(low, least, f"at most {most}, the value of {high}")
+    return (least if low else min(least, most)), (most if high else max(least, most))
+
+
 def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
     """Read the image processor of a folder of one of Qwen's vision models.
 
@@ -263,17 +289,10 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
     check_keys(config, (READ - {"crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints"})
                | {"min_pixels", "max_pixels", "patch_size", "merge_size", "temporal_patch_size"},
                {**NEUTRAL, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,)})
-    min_pixels, max_pixels = 56 * 56, 28 * 28 * 1280
     size = config.section("size", None)
     if size is not None:
         size.only({"shortest_edge", "longest_edge", "min_pixels", "max_pixels"})
-        min_pixels = size.int("shortest_edge", min_pixels, low=1)
-        max_pixels = size.int("longest_edge", max_pixels, low=1)
-    min_pixels, max_pixels = config.int("min_pixels", min_pixels, low=1), config.int("max_pixels", max_pixels, low=1)
-    if min_pixels > max_pixels:
-        least, most = (own if own in config or size is None else f"size.{edge}"
-                       for own, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")))
-        config.fail(least, min_pixels, f"at most {max_pixels}, the value of {most}")
+    min_pixels, max_pixels = _pixel_limits(config, 56 * 56, 28 * 28 * 1280)
     return DynamicSizeProcessor(
         config.int("patch_size", 14, low=1, high=256), config.int("merge_size", 2, low=1, high=16), min_pixels,
         max_pixels, config.bool("do_resize", True), config.int("resample", 3, low=0, high=5),
@@ -305,21 +324,11 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: 
     usual = {name: cast("list[float]", images.kv.get(f"mpool.image.{name}", HALVES)) for name in ("mean", "std")}
     if any(_read_three(config, f"image_{name}", value) != value for name, value in usual.items()):
         return None
-    size = config.section("size", None)
     area = (28 if each else 32) ** 2
-    least, most = 128 * area, 768 * area
-    if size is not None:
-        least, most = size.int("shortest_edge", least, low=1), size.int("longest_edge", most, low=1)
-        if least > most:
-            size.fail("shortest_edge", least, f"at most {most}, the value of longest_edge")
-    if each:
-        least, most = config.int("min_pixels", least, low=1), config.int("max_pixels", most, low=1)
-        if least > most:
-            config.fail("min_pixels", least, f"at most {most}, the value of max_pixels")
+    least, most = _pixel_limits(config, 128 * area, 768 * area, own=each)
     rows = None
     if config.bool("cap_pixels_per_frame", False):
         rows = config.int("max_video_tokens", 128000 if each else 768, low=1)
-        rows = int(rows * 0.9) if each else rows
     return ((least, most) if config.bool("do_resize", True) else None), rows, config.int("resample", 3, low=0, high=5)
 
 

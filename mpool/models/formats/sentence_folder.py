@@ -514,7 +514,10 @@ def pooled_modules(folder: Folder, size: int, wanted: str) -> bool:
     """
     modules = [module for module in _list_modules(folder) if module.kind != "Dropout"]
     kinds = [module.kind for module in modules]
-    pooling, _ = _read_pooling(modules[1].folder.fields("config.json"), size)
+    pooling, with_prompt = _read_pooling(modules[1].folder.fields("config.json"), size)
+    if not with_prompt and wanted == "mean":
+        raise Unsupported(f"{folder.path}: `include_prompt` of the pooling is false; of this model with images, mpool "
+                          "supports means over prompt and input only")
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or pooling != (wanted,):
         raise Unsupported(f"{folder.path}: the modules are {', '.join(kinds)} with the pooling {', '.join(pooling)}; "
                           f"of this model with images, mpool supports Transformer, Pooling with the mode {wanted}, and "

@@ -69,7 +69,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     messages, options = await context.converted(convert)
     messages = served.with_system(await with_images(context, messages))
     options |= await thinking.openai_options(served, body.reasoning_effort)
-    options |= await image_tokens(context, served, *_image_tokens(context, body))
+    options |= await image_tokens(context, served, *await context.converted(lambda: _image_tokens(context, body)))
     variables = {**template_variables(body.chat_template_kwargs or {}), **prompt_end(body)}
     if variables:
         options["template_options"] = {**options.get("template_options", {}), **variables}
@@ -115,6 +115,8 @@ def _image_tokens(context: Context, body: ChatRequest) -> tuple[int | None, str]
     name = f"{name}.max_soft_tokens"
     if body.image_tokens is not None:
         raise Refusal("invalid_value", f"`image_tokens` and `{name}` exclude each other.", "image_tokens")
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
     if type(given) is not int or given < 1:
         raise Refusal("invalid_value", f"`{name}` must be an integer of at least 1, got {shown(given)}.", name)
     return given, name

@@ -68,6 +68,7 @@ def _text(**changes: Any) -> Callable[[dict[str, Any]], object]:
     ("config.json", lambda values: values.update(quantization_config={"quant_method": "awq"}), errors.Unsupported,
      "quantization_config"),
     ("1_module/config.json", lambda values: values.update(pooling_mode="lasttoken"), errors.Unsupported, "mean"),
+    ("1_module/config.json", lambda values: values.update(include_prompt=False), errors.Unsupported, "include_prompt"),
     ("1_module/config.json", lambda values: values.update(embedding_dimension=60), errors.FormatError,
      "embedding_dimension"),
     ("sentence_bert_config.json", lambda values: values["modality_config"]["message"].update(format="flat"),

@@ -126,8 +126,10 @@ def _names_the_place(error: errors.MpoolError, key: str, folder: Path) -> bool:
     """Return True if an error of the files names the key that was changed, a key of the files that contradicts it, or a
     tensor of another size."""
     text = str(error)
-    if key in text or any(name in text for name in (".safetensors", "tokenizer.json", " is missing")):
+    if key in text or any(name in text for name in (".safetensors", "tokenizer.json")):
         return True
+    if (missing := re.search(r"([\w.]+)`? is missing", text)) is not None:
+        return missing[1].rpartition(".")[2] in key or key.rpartition(".")[0] in missing[1] or missing[1] in key
     if "mmproj.gguf" in text:
         return re.search(r"\b(a|clip|mm|v)\.\w", text) is not None
     return bool(set(re.findall(r"[\w.]+\w", text)) & set(_paths(folder)))

@@ -273,21 +273,29 @@ def test_sizes_of_frames_one_by_one(tmp_path: Path, size: tuple[int, int], cap: 
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     save("qwen2_vl", tmp_path, min_pixels=2000, size={"shortest_edge": 1, "longest_edge": 5000},
-         cap_pixels_per_frame=cap, max_video_tokens=100)
+         cap_pixels_per_frame=cap, max_video_tokens=101)
     with mpool.Pool() as pool:
         made = asked(pool, tmp_path, [{"type": "video", "video": frames(3, *size), "fps": 2}, {"type": "text",
                                                                                               "text": "w40"}])
-    limit = max(min(5000, int(100 * 64 * 0.9) * 2 // 3), 2100) if cap else 5000
+    limit = max(min(5000, int(101 * 64 * 0.9) * 2 // 3), 2100) if cap else 5000
     assert made.images.sizes.reshape(-1, 2).tolist() == [list(smart_resize(*size, 8, 2000, limit))] * 4
 
 
 def test_frames_span_a_limited_time(tmp_path: Path) -> None:
     save("qwen2_5_vl", tmp_path)
     with mpool.Pool() as pool:
-        for times in ({"timestamps": [0, 1, 40000, 40000]}, {"fps": 1e-5}):
+        for times in ({"timestamps": [0, 1, 40000, 40000]}, {"fps": 1e-5}, {"fps": 1e-39}, {"fps": 1e-320}):
             with pytest.raises(errors.InvalidArgument) as caught:
                 asked(pool, tmp_path, [{"type": "video", "video": frames(4), **times}, {"type": "text", "text": "w40"}])
             assert caught.value.param == f"messages[0].content[0].{next(iter(times))}"
+
+
+def test_frames_beyond_the_context_are_not_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of Qwen2-VL are those of a frame, so many small frames would take gigabytes before the prompt is known."""
+    save("qwen2_vl", tmp_path, size={"shortest_edge": 4000, "longest_edge": 5000})
+    monkeypatch.setattr("mpool.tasks.vision.resize_frame", None)
+    with mpool.Pool() as pool, pytest.raises(errors.ContextOverflow):
+        asked(pool, tmp_path, [{"type": "video", "video": frames(300), "fps": 2}, {"type": "text", "text": "w40"}])
 
 
 @pytest.mark.parametrize("part, param", [

@@ -232,7 +232,7 @@ def test_number_of_tokens_of_an_image(tmp_path: Path, given: int | None, size: t
     assert made.images.runs[1] == done["num_soft_tokens_per_image"][0] == height * width // 144
 
 
-@pytest.mark.parametrize("details, rows", [(("low", "high", "auto"), (70, 1120, 126)), ((None, "original", 7),
+@pytest.mark.parametrize("details, rows", [(("low", "high", "auto"), (70, 280, 126)), ((None, "original", 7),
                                                                                          (126, 1120, 126))])
 def test_detail_of_an_image(tmp_path: Path, details: tuple[Any, ...], rows: tuple[int, ...]) -> None:
     """``detail`` of OpenAI's API selects the number of tokens of one image; ``image_tokens`` takes precedence."""
