@@ -466,7 +466,6 @@ bool mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
         if (thread->count > 1) {
             thread->share->loops = thread->share->loops + 1 < 1u << NUMBER_BITS ? thread->share->loops + 1 : 1;
             loop->number = thread->share->loops;
-            loop->from = thread->index;
         } else {
             loop->begin = loop->starts ? loop->starts[0] : 0;
             loop->end = loop->n;
@@ -475,10 +474,8 @@ bool mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
     }
     if (thread->count == 1)
         return false;
-    for (int i = 0; i < thread->count && i <= REACH; i++) {
-        if (take_range(thread, loop, loop->from))
+    for (; loop->looked < thread->count && loop->looked <= REACH; loop->looked++)
+        if (take_range(thread, loop, (thread->index + loop->looked) % thread->count))
             return true;
-        loop->from = loop->from + 1 < thread->count ? loop->from + 1 : 0;
-    }
     return false;
 }

@@ -90,7 +90,7 @@ typedef struct mp_team_loop {
     const int *starts; /* [count + 1] first unit of each thread's share, ascending to n; NULL: equal shares of [0, n) */
     int64_t begin, end; /* the present range */
     uint32_t number;    /* private: number of the loop in its region */
-    int from;           /* private: thread whose share the last range belongs to */
+    int looked;         /* private: shares in which this thread has found no range left */
 } mp_team_loop;
 static inline mp_team_loop mp_team_shared(int64_t n, int64_t least) { return (mp_team_loop){.n = n, .least = least}; }
 /* Move `loop` on to the next range that this thread takes. Returns false when no units are left. Each thread first

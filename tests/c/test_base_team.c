@@ -351,14 +351,16 @@ MP_TEST(base_team_next_takes_each_unit_once) {
 
 /* While one thread is at its first range, the others take all other units of this loop and of those that follow. */
 MP_TEST(base_team_next_does_not_wait_for_a_late_thread) {
-    mp_team *team = make_team(2, "20");
-    mp_lease lease;
-    mp_team_lease(team, 99, &lease);
-    for (int late = 0; late < 3; late++)
-        for (int turn = 0; turn < 20; turn++)
-            check_taken(&lease, UNITS, 1, NULL, late);
-    mp_team_return(&lease);
-    mp_team_destroy(team);
+    for (int helpers = 2; helpers <= 19; helpers += 17) { /* a thread looks at the shares of 15 others */
+        mp_team *team = make_team(helpers, "20");
+        mp_lease lease;
+        mp_team_lease(team, 99, &lease);
+        for (int late = 0; late <= helpers; late += helpers / 2)
+            for (int turn = 0; turn < 20; turn++)
+                check_taken(&lease, UNITS, 1, NULL, late);
+        mp_team_return(&lease);
+        mp_team_destroy(team);
+    }
 }
 
 static mp_status team_life(void *arg, mp_error *error) {

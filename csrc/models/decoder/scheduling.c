@@ -22,7 +22,8 @@ int mp_sequence_step_rows(mp_text_engine *engine, const mp_item *item, mp_sequen
     int want = left < most ? left : most;
     if (span > want && span <= most) /* no snapshot is kept inside a span */
         want = span;
-    want = mp_images_ready(engine->images, request, item->state, seq, want, missing);
+    const int ready = mp_images_ready(engine->images, request, item->state, seq, span > want ? span : want, missing);
+    want = ready < want ? ready : want;
     return mp_span_fit(engine->model, request, at, want);
 }
 
@@ -184,5 +185,5 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
         engine->span.item = NULL;
     if (engine->span.item)
         plan_span(engine, row_ns, most, plan);
-    plan->barrier_bound = planned < LONG_ROWS;
+    plan->barrier_bound = planned < LONG_ROWS && !engine->span.item && !engine->image_part.item;
 }
