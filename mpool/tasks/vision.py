@@ -78,7 +78,8 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
                "original": max(allowed)} if allowed and tokens is None else {}
     if tokens is not None:
         if tokens not in allowed:
-            refuse("image_tokens", tokens, ", ".join(map(str, allowed)) + " or None" if allowed else "None: images of this model have a fixed number of tokens")
+            refuse("image_tokens", tokens, ", ".join(map(str, allowed)) + " or None" if allowed else
+                   "None: images of this model have a fixed number of tokens")
         settings = replace(settings, rows=tokens)
 
     def converted(given: NamedImage, convert: Callable[[Any], Any]) -> Any:

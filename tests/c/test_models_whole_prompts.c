@@ -33,7 +33,8 @@ static const tiny_kind whole_kind = {.arch = "llava", .window = WINDOW, .context
 
 static const struct { /* tokens, images and tokens of each prompt */
     int before, images, after;
-} shapes[] = {{1, 0, 0}, {30, 0, 0}, {150, 0, 0}, {3, 1, 5}, {0, 2, 70}, {700, 0, 0}, {40, 1, 500}, {64, 0, 0}, {600, 1, 5}};
+} shapes[] = {{1, 0, 0},   {30, 0, 0},   {150, 0, 0}, {3, 1, 5},  {0, 2, 70},
+              {700, 0, 0}, {40, 1, 500}, {64, 0, 0},  {600, 1, 5}};
 enum { SHAPES = sizeof shapes / sizeof *shapes, MOST = 800 };
 
 /* changed: index of a token that is another one; -1: none */

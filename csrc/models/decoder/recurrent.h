@@ -49,10 +49,10 @@ void mp_causal_conv_rows(const mp_causal_conv *conv, const mp_state_rows *part, 
  * the keys and u of all heads, and their decays. Returns the bytes of both. */
 size_t mp_matrix_state(const mp_matrix_heads *matrix, size_t *log_bytes);
 size_t mp_matrix_copy(const mp_matrix_heads *matrix); /* bytes of `copy` of mp_matrix_scan_rows */
-/* Scans the rows for the columns that the thread takes (mp_team_next), and adds them to the state. With draft rows, it writes u to the log instead.
- * `state` and `log` point to the heads' part of them, log NULL: the sequence has none. `rows` points at head 0 in row 0
- * of the row block: keys and queries of neighbouring heads are dk apart, values and outputs dv, decays and betas 1. Its
- * other fields are not read. copy: scratch of the thread. */
+/* Scans the rows for the columns that the thread takes (mp_team_next), and adds them to the state. With draft rows, it
+ * writes u to the log instead. `state` and `log` point to the heads' part of them, log NULL: the sequence has none.
+ * `rows` points at head 0 in row 0 of the row block: keys and queries of neighbouring heads are dk apart, values and
+ * outputs dv, decays and betas 1. Its other fields are not read. copy: scratch of the thread. */
 void mp_matrix_scan_rows(const mp_matrix_heads *matrix, const mp_team_thread *thread, const mp_state_rows *part,
                          float *state, float *log, const mp_state_scan *rows, float *copy);
 /* Writes the keys and decays of draft rows to the log. No thread may still be in mp_matrix_scan_rows. */

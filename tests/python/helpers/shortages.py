@@ -1,5 +1,6 @@
 """A pool whose memory requests hold that compute nothing."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,18 @@ from waiting import until  # noqa: E402
 _LARGE: tuple[dict[str, Any], ...] = ({"logprobs": 20, "n": 8}, {})
 
 
+def _fill(pool: mpool.Pool, model: str, options: dict[str, Any], streams: list[mpool.Stream]) -> None:
+    """Add requests until no memory is left for one."""
+    tokens = 8192
+    while tokens:
+        try:
+            streams.append(pool.generate("a", model, stream=True, fail_fast=True, max_tokens=tokens,
+                                         response_format={"type": "regex", "regex": "[a-z]+"}, **options))
+        except (mpool.Overloaded, mpool.MemoryExhausted):
+            tokens //= 2
+        until(lambda: any(row.running for row in pool.ps()), 30, pool.ps)  # it got memory for its keys
+
+
 @contextmanager
 def full(pool: mpool.Pool, model: str) -> Iterator[None]:
     """Let requests of a language model hold all memory of a pool inside a ``with`` block. Unloads all other models.
@@ -29,15 +42,13 @@ def full(pool: mpool.Pool, model: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Format, "compute_masks", lambda *arguments: None)
         try:
-            for options in _LARGE:
-                tokens = 8192
-                while tokens:
-                    try:
-                        streams.append(pool.generate("a", model, stream=True, fail_fast=True, max_tokens=tokens,
-                                                     response_format={"type": "regex", "regex": "[a-z]+"}, **options))
-                    except (mpool.Overloaded, mpool.MemoryExhausted):
-                        tokens //= 2
-                    until(lambda: any(row.running for row in pool.ps()), 30, pool.ps)  # it got memory for its keys
+            passes = 0
+            while passes < 3:  # a request that begins late frees caches
+                before = len(streams)
+                for options in _LARGE:
+                    _fill(pool, model, options, streams)
+                passes = passes + 1 if len(streams) == before else 0
+                time.sleep(0.3)
             yield
         finally:
             for stream in streams:

@@ -48,16 +48,16 @@ def test_40_concurrent_streams(llama: Path) -> None:
         check_concurrent_streams(server, 40, 30)
 
 
-MESSAGES = {"model": "llama", "messages": CHAT, "max_tokens": 3}
-#: Requests of each protocol: path, and body.
+MESSAGES = {"model": "llama", "messages": CHAT, "max_tokens": 400}
+#: Requests of each protocol: path, and body. They need more memory than the smallest of those that hold it.
 PROTOCOLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", MESSAGES), ("/v1/chat/completions", {**MESSAGES, "stream": True}),
-    ("/v1/completions", {"model": "llama", "prompt": "Hello", "max_tokens": 3}),
-    ("/v1/responses", {"model": "llama", "input": "Hello", "max_output_tokens": 3}),
+    ("/v1/completions", {"model": "llama", "prompt": "Hello", "max_tokens": 400}),
+    ("/v1/responses", {"model": "llama", "input": "Hello", "max_output_tokens": 400}),
     ("/v1/messages", MESSAGES), ("/api/chat", {**MESSAGES, "stream": False}),
-    ("/api/generate", {"model": "llama", "prompt": "Hello", "options": {"num_predict": 3}, "stream": True}),
-    ("/v1/embeddings", {"model": "bert", "input": ["A cat sat."] * 9}), ("/embed", {"inputs": ["A cat sat."] * 9}),
-    ("/api/embed", {"model": "bert", "input": ["A cat sat."] * 9}))
+    ("/api/generate", {"model": "llama", "prompt": "Hello", "options": {"num_predict": 400}, "stream": True}),
+    ("/v1/embeddings", {"model": "bert", "input": ["A cat sat."] * 200}), ("/embed", {"inputs": ["A cat sat."] * 200}),
+    ("/api/embed", {"model": "bert", "input": ["A cat sat."] * 200}))
 
 
 def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> None:
