@@ -47,7 +47,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
         return mp_fail(error, MP_UNSUPPORTED, "the model embeds texts and images; `max_tokens` and `n` must be 1, got "
                        "%d and %d", request->sampling.max_tokens, request->n_choices);
     if (model->whole_prompts && request->n_bias > 0) /* its row of logits is a vector, without a column for each token */
-        return mp_fail(error, MP_UNSUPPORTED, "the model embeds texts and images: `logit_bias` must be empty, got %d ids",
+    if (model->whole_prompts && request->n_bias > 0) /* a row of logits is a vector, without a column for each token */
                        request->n_bias);
     request->whole_prompt = (mp_image_run){.rows = request->n_prompt};
     if (model->vision)
