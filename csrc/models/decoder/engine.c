@@ -46,9 +46,9 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
     if (model->whole_prompts && (request->sampling.max_tokens > 1 || request->n_choices > 1 || request->masks))
         return mp_fail(error, MP_UNSUPPORTED, "the model embeds texts and images; `max_tokens` and `n` must be 1, got "
                        "%d and %d", request->sampling.max_tokens, request->n_choices);
-    if (model->whole_prompts && request->n_bias > 0) /* its row of logits is a vector, without a column for each token */
-    if (model->whole_prompts && request->n_bias > 0) /* a row of logits is a vector, without a column for each token */
-                       request->n_bias);
+    if (model->whole_prompts && request->n_bias > 0) /* the row of logits is a vector: it has no column for a token */
+        return mp_fail(error, MP_UNSUPPORTED, "the model embeds texts and images: `logit_bias` must be empty, got %d "
+                       "ids", request->n_bias);
     request->whole_prompt = (mp_image_run){.rows = request->n_prompt};
     if (model->vision)
         MP_TRY(mp_vision_check(model->vision, request, error));
