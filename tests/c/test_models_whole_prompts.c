@@ -47,7 +47,7 @@ static void make_prompt(const tiny_model *tiny, tiny_job *job, int index, int ch
     for (; at < shapes[index].before; at++)
         prompt[at] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
     for (int i = 0; i < images; i++) {
-        keys[i * MP_IMAGE_KEY] = run_keys[i * MP_IMAGE_KEY] = (uint8_t)(1 + i);
+        keys[i * MP_IMAGE_KEY] = run_keys[i * MP_IMAGE_KEY] = (uint8_t)(1 + i + 2 * index); /* none is encoded before */
         for (int p = 0; p < PIXELS; p++)
             pixels[i * PIXELS + p] = (uint8_t)(p * (8 + i));
         sizes[2 * i] = sizes[2 * i + 1] = SIDE;
