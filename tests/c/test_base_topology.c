@@ -5,30 +5,16 @@
 #endif
 #include <sched.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/options.h"
 #include "base/team.h"
 #include "base/topology.h"
+#include "fake_machines.h"
 #include "mp_test.h"
 
 static mp_error error;
-
-static void put(const char *root, const char *name, const char *text) {
-    char path[512];
-    snprintf(path, sizeof(path), "%s/%s", root, name);
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        mkdir(path, 0777);
-        *slash = '/';
-    }
-    FILE *file = fopen(path, "w");
-    MP_CHECK(file != NULL);
-    fputs(text, file);
-    fclose(file);
-}
 
 /* Creates a fake /sys of a machine with these nodes online. lists[i] is the CPU list of node i; NULL = the node has no
  * folder. Returns its root. */
@@ -36,12 +22,12 @@ static char *machine(const char *online, const char *const *lists, int count) {
     static char root[64];
     snprintf(root, sizeof(root), "/tmp/mpool-nodes-XXXXXX");
     MP_CHECK(mkdtemp(root) != NULL);
-    put(root, "sys/devices/system/node/online", online);
+    fake_put(root, "sys/devices/system/node/online", online);
     for (int i = 0; i < count; i++) {
         char name[64];
         snprintf(name, sizeof(name), "sys/devices/system/node/node%d/cpulist", i);
         if (lists[i])
-            put(root, name, lists[i]);
+            fake_put(root, name, lists[i]);
     }
     return root;
 }

@@ -243,13 +243,18 @@ def _gemma_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _
     side, patch, rows = (value if type(value) is int and value > 0 else 0 for value in sizes)
     if patch and rows:
         kv["clip.vision.projector.scale_factor"] = side // patch // isqrt(rows)
+    return kv, _renamed(tensors, _GEMMA_IMAGE_NAMES)
+
+
+def _renamed(tensors: tuple[TensorEntry, ...], parts: Mapping[str, str]) -> tuple[TensorEntry, ...]:
+    """Return the tensors with other parts of names."""
     named = []
     for entry in tensors:
         name = entry.name
-        for old, new in _GEMMA_IMAGE_NAMES.items():
+        for old, new in parts.items():
             name = name.replace(old, new)
         named.append(replace(entry, name=name))
-    return kv, tuple(named)
+    return tuple(named)
 
 
 #: Parts of a layer of Gemma 4's image encoder, and their bounds, in the order of the tensor of all bounds.
@@ -297,13 +302,7 @@ def _mistral_images(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) ->
     kv |= {"general.architecture": "clip", "clip.projector_type": "pixtral", "clip.use_silu": True, ROPE_HALVES: True,
            "clip.vision.attention.layer_norm_epsilon": 1e-5, **{f"clip.vision.{key}": value for key, value in
                                                                 _CLIP.items()}}
-    named = []
-    for entry in tensors:
-        name = entry.name
-        for old, new in _MISTRAL_IMAGE_NAMES.items():
-            name = name.replace(old, new)
-        named.append(replace(entry, name=name))
-    return kv, tuple(named)
+    return kv, _renamed(tensors, _MISTRAL_IMAGE_NAMES)
 
 
 def image_tables(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables | None:

@@ -22,8 +22,9 @@ class InputText(Fields, tag_field="type", tag="input_text"):
 
 class InputImage(Fields, tag_field="type", tag="input_image"):
     """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
-    With a model that has a choice of tokens per image, ``detail`` selects the smallest number (``low``) or the largest
-    one (``high``, ``original``); it is ignored otherwise. ``prompt_cache_breakpoint`` is ignored."""
+    With a model that has a choice of tokens per image, ``detail`` selects the smallest number (``low``), the one above
+    the usual number (``high``) or the largest one (``original``); it is ignored otherwise. ``prompt_cache_breakpoint``
+    is ignored."""
 
     image_url: str
     detail: str | None = None

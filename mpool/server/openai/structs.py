@@ -50,7 +50,7 @@ class ModelList(Struct):
 class ImageURL(Fields):
     """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
     In a conversation with a model that has a choice of tokens per image, ``detail`` selects the smallest number
-    (``low``) or the largest one (``high``, ``original``); it is ignored otherwise."""
+    (``low``), the one above the usual number (``high``) or the largest one (``original``); it is ignored otherwise."""
 
     url: str
     detail: str | None = None
