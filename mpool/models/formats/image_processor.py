@@ -299,8 +299,12 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
         read_scaling(config, CLIP_MEAN, CLIP_STD))
 
 
+def _differs(config: Fields, key: str, found: object, images: object) -> str:
+    return f"{config.file}: {config.name(key)} is {found}, but {images} for images; mpool prepares frames like images"
+
+
 def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: bool
-               ) -> tuple[tuple[int, int] | None, int | None, int] | None:
+               ) -> tuple[tuple[int, int] | None, int | None, int] | str:
     """Read the video processor of a folder of one of Qwen's vision models; without a file, its defaults.
 
     Args:
@@ -311,19 +315,20 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: 
             takes the limits of images; mpool takes those with which the models were published, of 768 tokens.
 
     Returns:
-        ``pixels``, ``most_rows`` and ``resample`` of :class:`~mpool.models.spec.VideoSettings`; None: frames are not
-        prepared like images.
+        ``pixels``, ``most_rows`` and ``resample`` of :class:`~mpool.models.spec.VideoSettings`; or, if frames are not
+        prepared like images, the sentence that says which key differs.
 
     Raises:
         FormatError: a value is malformed.
     """
     config = folder.fields(VIDEO_NAME, missing_ok=True)
     for key, value in (("patch_size", images.patch), ("merge_size", images.merge), ("temporal_patch_size", frames)):
-        if config.int(key, value) != value:
-            return None
-    usual = {name: cast("list[float]", images.kv.get(f"mpool.image.{name}", HALVES)) for name in ("mean", "std")}
-    if any(_read_three(config, f"image_{name}", value) != value for name, value in usual.items()):
-        return None
+        if (found := config.int(key, value)) != value:
+            return _differs(config, key, found, value)
+    for key in ("mean", "std"):
+        usual = cast("list[float]", images.kv.get(f"mpool.image.{key}", HALVES))
+        if (three := _read_three(config, f"image_{key}", usual)) != usual:
+            return _differs(config, f"image_{key}", three, usual)
     area = (28 if each else 32) ** 2
     least, most = _pixel_limits(config, 128 * area, 768 * area, own=each)
     rows = None

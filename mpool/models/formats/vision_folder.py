@@ -327,9 +327,10 @@ def read_qwen(config: Fields) -> VisionModel:
         return VisionSettings(scheme="any", image=image, image_token_id=token, merge=merge,
                               pixels=(min(processor.min_pixels, max_pixels), max_pixels)
                               if processor.resize else None,
-                              video=None if video is None else VideoSettings(
+                              video=None if isinstance(video, str) else VideoSettings(
                                   marks[0], (marks[1], marks[2]) if usual.interleaved else None, frames, *video,
-                                  per_second)), processor.kv
+                                  per_second),
+                              no_video=video if isinstance(video, str) else None), processor.kv
 
     return VisionModel(encoder.architecture, text, encoder, _qwen_projector(found, width), {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,

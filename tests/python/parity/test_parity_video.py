@@ -317,6 +317,31 @@ def test_bad_frames(family: Any, part: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(("key", "value"), [("patch_size", 8), ("merge_size", 1), ("temporal_patch_size", 1),
+                                           ("image_mean", [0.5, 0.5, 0.25]), ("image_std", 0.75)])
+def test_frames_that_are_not_prepared_like_images(tmp_path: Path, key: str, value: Any) -> None:
+    save("qwen3_vl", tmp_path, **{key: value})
+    with mpool.Pool() as pool, pytest.raises(errors.Unsupported) as caught:
+        asked(pool, tmp_path, [{"type": "video", "video": frames(2), "fps": 1}, {"type": "text", "text": "w40"}])
+    assert caught.value.param == "messages[0].content[0].video"
+    found = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    usual = {"image_mean": MEAN, "image_std": STD}.get(key) or found[key]
+    read = [value] * 3 if key == "image_std" else value
+    for part in ("video_preprocessor_config.json", key, str(read), str(usual)):
+        assert part in caught.value.message
+
+
+def test_errors_of_frames_count_videos(tmp_path: Path) -> None:
+    save("qwen3_vl", tmp_path)
+    with mpool.Pool() as pool:
+        with pytest.raises(errors.ContextOverflow) as caught:
+            asked(pool, tmp_path, [{"type": "video", "video": frames(300), "fps": 2}, {"type": "text", "text": "w40"}])
+        assert "1 video," in caught.value.message
+        with pytest.raises(errors.InvalidArgument) as refused:
+            asked(pool, tmp_path, [{"type": "video", "video": frames(3), "timestamps": [0, 1]}])
+        assert refused.value.got == "2 values"
+
+
 def test_models_without_frames(tmp_path: Path) -> None:
     visionmodels.save(visionmodels.make("llava", 1, 2), "llava", tmp_path)
     with mpool.Pool() as pool:
