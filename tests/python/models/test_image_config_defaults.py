@@ -83,9 +83,10 @@ READERS: dict[str, tuple[str, dict[str, Any], set[str], Callable[[Fields], Any]]
                 {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_qwen)),
     "qwen3_5_moe": ("Qwen3_5MoeConfig", {"vision_config": {"out_hidden_size": 2048}},
                     {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_qwen)),
-    "gemma4": ("Gemma4Config", {}, {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_gemma4)),
-    "gemma4_unified": ("Gemma4UnifiedConfig", {}, {"vision_config", "text_config", "model_type"},
-                       _vision(vision_folder.read_gemma4)),
+    "gemma4": ("Gemma4Config", {"vision_config": {}, "text_config": {}},
+               {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_gemma4)),
+    "gemma4_unified": ("Gemma4UnifiedConfig", {"vision_config": {}, "text_config": {}},
+                       {"vision_config", "text_config", "model_type"}, _vision(vision_folder.read_gemma4)),
 }
 
 
