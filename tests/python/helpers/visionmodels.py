@@ -461,6 +461,6 @@ def text(seed: int, words: int) -> str:
     return " ".join(f"w{i}" for i in np.random.default_rng(seed).integers(10, IMAGE, words))
 
 
-if __name__ == "__main__":  # PYTHONPATH=tests/python/helpers python tests/python/helpers/visionmodels.py FOLDER [FAMILY ...]
+if __name__ == "__main__":  # arguments: a folder, and families; without families, all of them
     for called in sys.argv[2:] or FAMILIES:
         print(save(randomised(called), called, Path(sys.argv[1]) / called))
