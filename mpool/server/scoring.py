@@ -93,14 +93,12 @@ async def score(context: Context, body: ScoreRequest) -> Response:
         context, **{name: getattr(body, name) for name in (one, two)}))
     for name, inputs in ((one, first), (two, second)):
         context.check_inputs(inputs, name, context.state.max_inputs)
-    context.names |= {one: one, two: two}  # _ranked() renames parameters
+    context.names |= {one: one, two: two}  # errors of both functions have these names
     settings = await embedding_of(served)
     if is_missing(served) or settings is not None and settings.scores:
         scores, tokens = await _ranked(context, served, (one, two), first, second, prompt)
     else:
-        places = (f"{name}[{at}]" for name, inputs in ((one, first), (two, second)) for at in range(len(inputs)))
-        context.names |= {f"inputs[{at}]": place for at, place in enumerate(places)}
-        scores, tokens = await _cosines(context, served, first, second, prompt)
+        scores, tokens = await _cosines(context, served, (one, two), first, second, prompt)
     return json_response(ScoreResponse(f"score-{context.id}", int(time.time()), body.model,
                                        [Score(at, value) for at, value in enumerate(scores)],
                                        InputUsage(tokens, tokens)))
@@ -120,9 +118,9 @@ async def _ranked(context: Context, served: ServedModel, fields: tuple[str, str]
             return await counted(RERANK, context.state.pool, {
                 "query": query, "documents": [documents[at] for at in found], **options})
         except MpoolError as error:  # the documents of a query have another order than those of the client
-            places = {f"documents[{at}]": f"{fields[1]}[{place}]" for at, place in enumerate(found)}
             error.rename({"query": fields[0] if len(queries) == 1 else f"{fields[0]}[{found[0]}]",
-                          "documents": fields[1], **places})
+                          "documents": fields[1],
+                          **{f"documents[{at}]": f"{fields[1]}[{place}]" for at, place in enumerate(found)}})
             raise
 
     options = {**served.target, **({} if prompt is None else {"prompt": prompt})}
@@ -137,13 +135,18 @@ async def _ranked(context: Context, served: ServedModel, fields: tuple[str, str]
     return scores, total
 
 
-async def _cosines(context: Context, served: ServedModel, first: list[Any], second: list[Any],
-                   prompt: str | None) -> tuple[list[float], int]:
-    """Compare embeddings. Returns the cosines, and the number of prompt tokens."""
+async def _cosines(context: Context, served: ServedModel, fields: tuple[str, str], first: list[Any],
+                   second: list[Any], prompt: str | None) -> tuple[list[float], int]:
+    """Compare embeddings. Returns the cosines, and the number of prompt tokens. ``fields``: as for :func:`_ranked`."""
     if prompt is not None:
         field = context.field_of("prompt")
         raise Refusal("unsupported_parameter", f"`{field}` requires a reranker.", field)
-    rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, **served.target})
+    try:
+        rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, **served.target})
+    except MpoolError as error:
+        places = (f"{name}[{at}]" for name, inputs in zip(fields, (first, second)) for at in range(len(inputs)))
+        error.rename({f"inputs[{at}]": place for at, place in enumerate(places)})
+        raise
     return await native_calls.REQUESTS.arun(cosines, rows[:len(first)], rows[len(first):]), tokens
 
 
