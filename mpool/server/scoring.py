@@ -106,8 +106,8 @@ async def score(context: Context, body: ScoreRequest) -> Response:
 
 async def _ranked(context: Context, served: ServedModel, fields: tuple[str, str], queries: list[Any],
                   documents: list[Any], prompt: str | None) -> tuple[list[float], int]:
-    """Score pairs with a reranker. Returns the scores, and the number of prompt tokens. ``fields``: names of both sides,
-    for errors."""
+    """Score pairs with a reranker. Returns the scores, and the number of prompt tokens. ``fields``: names of both
+    sides, for errors."""
     places: dict[Any, tuple[Any, list[int]]] = {}
     for at in range(len(documents)):
         query = queries[at % len(queries)]
