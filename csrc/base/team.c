@@ -143,6 +143,15 @@ void mp_team_barrier(const mp_team_thread *thread) {
     }
 }
 
+void mp_team_wait(const mp_team_thread *thread, mp_event_count *count, uint32_t seen) {
+    count_watch watch = {count, seen};
+    if (mp_spin(has_advanced, &watch, thread->region ? thread->region->spin_ns : 0, NULL, NULL))
+        return;
+    const uint64_t began_ns = mp_sys_now_ns();
+    mp_event_count_park(count, seen);
+    parked_ns += mp_sys_now_ns() - began_ns;
+}
+
 /* --- CPU time lost to other processes --- */
 
 typedef struct watch { /* readings of a thread's clocks at the start of a region */

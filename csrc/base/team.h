@@ -20,6 +20,7 @@
 #ifndef MP_BASE_TEAM_H
 #define MP_BASE_TEAM_H
 
+#include "base/event_count.h"
 #include "base/sys.h"
 
 typedef struct mp_team mp_team;
@@ -77,6 +78,8 @@ bool mp_lease_poll(mp_lease *lease);
 
 /* Barrier over the threads of a region, with release and acquire semantics. Does nothing when count is 1. */
 void mp_team_barrier(const mp_team_thread *thread);
+/* Waits as at a barrier, until `count` differs from `seen` (base/event_count.h). */
+void mp_team_wait(const mp_team_thread *thread, mp_event_count *count, uint32_t seen);
 /* A region of the calling thread alone, for code that needs a region but no team. */
 static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0, 0}; }
 /* Split [0, n) into thread->count contiguous ranges whose inner ends are multiples of `grain`; the range of this thread

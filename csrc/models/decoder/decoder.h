@@ -162,6 +162,10 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     void *acts;
     uint8_t *shared;
     size_t own_rows, own_acts, own; /* bytes of the first three parts of a thread's scratch */
+    struct mp_decoder_pass *carried; /* [threads] for each thread of a wavefront (decoder/wavefront.h) this pass with
+                                      * the row blocks of the wavefront, and scratch of its own. NULL: threads divide
+                                      * each layer */
+    struct mp_wavefront *wavefront;  /* in `carried`: its wavefront; otherwise NULL */
     struct mp_decoder_pass *rest; /* the layers after `last_stored`, for the output rows alone, each as a sequence of
                                    * its own; NULL: these layers compute all rows */
     uint8_t *row_adapter;    /* [M] `adapter` of each row, or NULL: no row has one */

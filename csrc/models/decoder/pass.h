@@ -11,6 +11,7 @@ typedef struct mp_decoder_view {
     float *own_rows;         /* [MP_PRIVATE_ROWS, hidden] normed rows */
     uint8_t *own;            /* scratch of blocks */
     int block, first, rows;  /* index of the row block, its first row in the pass, its rows */
+    int layer;               /* index of the layer */
     bool outputs_only;       /* the pass reads only the output rows of the current mixer's result. The mixer stores the
                               * keys and values of all rows */
 } mp_decoder_view;
@@ -34,6 +35,19 @@ static inline int mp_decoder_block_rows(const mp_decoder *model, int M) {
     int most = mp_decoder_most_rows(model, M), blocks = (M + most - 1) / most, rows = (M + blocks - 1) / blocks;
     rows = (rows + MP_DECODER_TILE - 1) / MP_DECODER_TILE * MP_DECODER_TILE;
     return rows < M ? rows : M;
+}
+
+/* A wavefront (decoder/wavefront.h) has row blocks of equal sizes: at least MP_WAVE_ROWS rows, because smaller products
+ * read the weights too often, and so many that the scratch of all threads is about that of one usual row block. With
+ * fewer than two blocks per thread the threads would wait for each other. */
+enum { MP_WAVE_ROWS = 48, MP_WAVE_THREADS = MP_DECODER_ROWS / MP_WAVE_ROWS };
+/* Returns the rows of each block but the last in a wavefront over M rows; 0: M rows are too few for it, or the threads
+ * too many. */
+static inline int mp_decoder_wave_rows(int M, int threads) {
+    if (threads < 2 || threads > MP_WAVE_THREADS || M < 2 * threads * MP_WAVE_ROWS)
+        return 0;
+    const int most = MP_DECODER_ROWS / threads, third = M / (3 * threads), rows = third < most ? third : most;
+    return rows < MP_WAVE_ROWS ? MP_WAVE_ROWS : rows / MP_DECODER_TILE * MP_DECODER_TILE;
 }
 
 /* Returns the angles of a row of the pass in a rotary table. */
