@@ -10,7 +10,6 @@
 #include <limits.h>
 #include <math.h>
 #include <string.h>
-#include <stdio.h>
 
 #include "models/decoder/streams.h"
 #include "models/decoder/wavefront.h"
@@ -442,30 +441,32 @@ static void enter_block(const mp_decoder_pass *pass, mp_decoder_view *view, int 
     view->context.inputs = pass->row_inputs ? pass->row_inputs + view->first : NULL;
 }
 
-/* Computes the layers of the wavefront. Returns false on all threads if no request wants the result any more. */
+/* Computes the layers of the wavefront. Returns false on all threads if the pass is over: no request wants the result
+ * any more, or pass->computed says how many rows were computed. */
 static bool run_wavefront(mp_decoder_pass *pass, const mp_team_thread *thread, bool few) {
     const mp_decoder_pass *own = &pass->carried[thread->index];
     mp_wavefront *const wave = own->wavefront;
     const mp_team_thread alone = mp_team_single();
     mp_decoder_view view = view_of(own, thread);
     view.context.thread = &alone;
-    uint64_t t0=mp_sys_now_ns(), busy=0, c0=mp_sys_thread_ns(), b0, longest=0; int n=0;
     for (int block; (block = mp_wavefront_take(wave, thread, &view.layer)) >= 0;) {
-        n++; b0=mp_sys_now_ns();
         enter_block(own, &view, block);
         run_layer(own, &view, few);
         add_taps(own, &alone, view.first, view.rows, view.layer);
         mp_wavefront_finish(wave, block);
         if (mp_lease_poll(pass->lease))
             mp_wavefront_stop(wave);
-        uint64_t d=mp_sys_now_ns()-b0; busy+=d; if(d>longest) longest=d;
+        else if (pass->may_end && mp_lease_wanted(pass->lease))
+            mp_wavefront_close(wave);
     }
-    uint64_t t1=mp_sys_now_ns();
     mp_team_barrier(thread);
-    fprintf(stderr,"[%d] tasks %d of %dx%d busy %.1f longest %.1f cpu %.1f loop %.1f all %.1f M %d\n", thread->index, n, wave->count, wave->layers, busy/1e6, longest/1e6, (mp_sys_thread_ns()-c0)/1e6, (t1-t0)/1e6,(mp_sys_now_ns()-t0)/1e6, pass->rows.M);
-    if (thread->index == 0)
-        pass->stop = atomic_load_explicit(&wave->stopped, memory_order_relaxed);
-    return !atomic_load_explicit(&wave->stopped, memory_order_relaxed);
+    const bool stopped = atomic_load_explicit(&wave->stopped, memory_order_relaxed);
+    const int rows = pass->carried->block_first[mp_wavefront_finished(wave)];
+    if (thread->index == 0) {
+        pass->stop = stopped;
+        pass->computed = rows;
+    }
+    return !stopped && rows == pass->rows.M;
 }
 
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {

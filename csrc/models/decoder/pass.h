@@ -37,17 +37,12 @@ static inline int mp_decoder_block_rows(const mp_decoder *model, int M) {
     return rows < M ? rows : M;
 }
 
-/* A wavefront (decoder/wavefront.h) has row blocks of equal sizes: at least MP_WAVE_ROWS rows, because smaller products
- * read the weights too often, and so many that the scratch of all threads is about that of one usual row block. With
- * fewer than two blocks per thread the threads would wait for each other. */
-enum { MP_WAVE_ROWS = 48, MP_WAVE_THREADS = MP_DECODER_ROWS / MP_WAVE_ROWS };
-/* Returns the rows of each block but the last in a wavefront over M rows; 0: M rows are too few for it, or the threads
- * too many. */
-static inline int mp_decoder_wave_rows(int M, int threads) {
-    if (threads < 2 || threads > MP_WAVE_THREADS || M < 2 * threads * MP_WAVE_ROWS)
-        return 0;
-    const int most = MP_DECODER_ROWS / threads, third = M / (3 * threads), rows = third < most ? third : most;
-    return rows < MP_WAVE_ROWS ? MP_WAVE_ROWS : rows / MP_DECODER_TILE * MP_DECODER_TILE;
+/* Rows of the blocks of a wavefront (decoder/wavefront.h), but for the last: smaller products read the weights too often,
+ * and larger ones delay those who wait for the end of a pass. With fewer than two blocks per thread, the threads would
+ * wait for each other, and a pass has blocks for two threads to four. */
+enum { MP_WAVE_ROWS = 60, MP_WAVE_THREADS = 4 };
+static inline bool mp_decoder_is_wave(int M, int threads) {
+    return threads > 1 && threads <= MP_WAVE_THREADS && M >= 2 * threads * MP_WAVE_ROWS;
 }
 
 /* Returns the angles of a row of the pass in a rotary table. */

@@ -2,8 +2,6 @@
  * attention modes. */
 #include <assert.h>
 #include <string.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "models/decoder/pass.h"
 #include "models/decoder/wavefront.h"
@@ -219,25 +217,23 @@ static size_t lay_out_block(const mp_decoder *model, int rows, const mp_block_ne
     return hidden + acts + shared + added + predicted + low_rank;
 }
 
-/* Returns the rows of a block of a wavefront over M rows; 0: there is none. */
-static int wave_rows(const mp_decoder *model, int M, int threads) {
+bool mp_decoder_carries(const mp_decoder *model, int M, int threads) {
     const bool may = model->experts.count == 0 && model->streams == 0 && !model->whole_prompts;
-    return may ? mp_decoder_wave_rows(M, threads) : 0;
+    return may && mp_decoder_is_wave(M, threads);
 }
 
 /* Bytes of the buffers of a row block, or of a row block of each thread of a wavefront, which it may become. */
 static size_t block_bytes(const mp_decoder *model, const mp_rows *rows, const mp_block_needs *needs, int threads) {
     const size_t bytes = lay_out_block(model, most_rows(model, rows), needs, NULL, NULL);
-    if (wave_rows(model, rows->M, threads) == 0)
+    if (!mp_decoder_carries(model, rows->M, threads))
         return bytes;
-    const mp_block_needs carried = block_needs(model, MP_DECODER_ROWS / threads, longest(rows));
-    return mp_larger(bytes, (size_t)threads *
-                                lay_out_block(model, MP_DECODER_ROWS / threads, &carried, NULL, NULL));
+    const mp_block_needs carried = block_needs(model, MP_WAVE_ROWS, longest(rows));
+    return mp_larger(bytes, (size_t)threads * lay_out_block(model, MP_WAVE_ROWS, &carried, NULL, NULL));
 }
 
 /* Bytes of a wavefront and its plans. */
 static size_t wave_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
-    if (wave_rows(model, rows->M, threads) == 0)
+    if (!mp_decoder_carries(model, rows->M, threads))
         return 0;
     return plan_bytes(model, rows, MP_WAVE_ROWS, 1) + mp_arena_cost((size_t)threads * sizeof(mp_decoder_pass)) +
            mp_arena_cost(sizeof(mp_wavefront)) +
@@ -480,15 +476,14 @@ static void plan_rest(mp_decoder_pass *pass, int threads, mp_arena *arena) {
 /* Plans the wavefront, if the pass becomes one. at: buffers of block_bytes. */
 static void plan_wavefront(mp_decoder_pass *pass, int threads, uint8_t *at, mp_arena *arena) {
     const mp_decoder *model = pass->model;
-    const int each = wave_rows(model, pass->rows.M, threads);
-    if (getenv("DBG")) fprintf(stderr, "M %d threads %d each %d cap %d spans %d\n", pass->rows.M, threads, each, pass->rows.n_capture, count_spans(&pass->rows));
-    if (each == 0 || pass->rows.n_capture > 0 || count_spans(&pass->rows) > 0)
+    if (!mp_decoder_carries(model, pass->rows.M, threads) || pass->rows.n_capture > 0 || count_spans(&pass->rows) > 0)
         return;
-    const mp_block_needs needs = block_needs(model, each, pass->most_blocks);
+    const mp_block_needs needs = block_needs(model, MP_WAVE_ROWS, pass->most_blocks);
+    const size_t each = lay_out_block(model, MP_WAVE_ROWS, &needs, NULL, NULL);
     mp_decoder_pass *carried = mp_arena_take(arena, (size_t)threads * sizeof *carried);
     mp_wavefront *wave = mp_arena_take(arena, sizeof *wave);
     *carried = *pass;
-    plan_blocks(carried, each, MP_WAVE_ROWS, 1, arena);
+    plan_blocks(carried, MP_WAVE_ROWS, MP_WAVE_ROWS, 1, arena);
     *wave = (mp_wavefront){.layers = pass->rest ? model->last_stored + 1 : model->layer_count,
                            .count = carried->block_count,
                            .blocks = mp_arena_take(arena, (size_t)carried->block_count * sizeof *wave->blocks)};
@@ -496,8 +491,7 @@ static void plan_wavefront(mp_decoder_pass *pass, int threads, uint8_t *at, mp_a
     carried->wavefront = wave;
     for (int t = threads - 1; t >= 0; t--) {
         carried[t] = *carried;
-        lay_out_block(model, each, &needs, at + (size_t)t * lay_out_block(model, each, &needs, NULL, NULL),
-                      &carried[t]);
+        lay_out_block(model, MP_WAVE_ROWS, &needs, at + (size_t)t * each, &carried[t]);
     }
     pass->carried = carried;
 }
@@ -509,6 +503,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     const mp_block_needs needs = block_needs(model, most, longest(rows));
     *pass = (mp_decoder_pass){
         .model = model, .cache = cache, .rows = *rows, .most_blocks = longest(rows), .lease = lease};
+    pass->computed = rows->M;
     plan_blocks(pass, mp_decoder_block_rows(model, rows->M), MP_DECODER_ROWS, threads, arena);
     pass->x = mp_arena_take(arena, M * (size_t)model->hidden * sizeof(float));
     pass->cos_sin = mp_arena_take(arena, rotation_bytes(model, M));

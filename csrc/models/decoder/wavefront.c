@@ -3,20 +3,21 @@
 
 static inline int read_count(const _Atomic int *count) { return atomic_load_explicit(count, memory_order_acquire); }
 
-/* Returns the block whose next layer is ready and lowest, the first one of several; -1 if no layer is ready. Sets
- * *left to the number of blocks with layers that no thread has taken. */
+/* Returns the block whose next layer is ready and highest, the first one of several; -1 if no layer is ready. Sets
+ * *left to the number of blocks with layers to take. */
 static int find_ready(const mp_wavefront *wave, int *layer, int *left) {
+    const bool closed = atomic_load_explicit(&wave->closed, memory_order_relaxed);
     int found = -1;
     *left = 0;
     for (int b = 0; b < wave->count; b++) {
         const mp_wave_block *block = &wave->blocks[b];
         const int next = read_count(&block->taken);
-        if (next == wave->layers)
+        if (next == wave->layers || (closed && next == 0))
             continue;
         ++*left;
         if (read_count(&block->finished) < next || (b > 0 && read_count(&wave->blocks[b - 1].mixed) <= next))
             continue;
-        if (found < 0 || next < *layer) {
+        if (found < 0 || next > *layer) {
             found = b;
             *layer = next;
         }
@@ -55,7 +56,19 @@ void mp_wavefront_finish(mp_wavefront *wave, int block) {
     mp_event_count_notify(&wave->changed);
 }
 
+void mp_wavefront_close(mp_wavefront *wave) {
+    atomic_store_explicit(&wave->closed, true, memory_order_relaxed);
+    mp_event_count_notify(&wave->changed);
+}
+
 void mp_wavefront_stop(mp_wavefront *wave) {
     atomic_store_explicit(&wave->stopped, true, memory_order_relaxed);
     mp_event_count_notify(&wave->changed);
+}
+
+int mp_wavefront_finished(const mp_wavefront *wave) {
+    int count = 0;
+    while (count < wave->count && read_count(&wave->blocks[count].finished) == wave->layers)
+        count++;
+    return count;
 }
