@@ -5,7 +5,9 @@
  * With at most MP_PRIVATE_ROWS rows every thread norms and quantises all rows for itself, which is cheaper than a
  * barrier. With more rows, the threads divide the rows, at the cost of one more barrier. The rows of a pass go through
  * a layer in row blocks, one after the other (decoder/pass.h); the buffers of queries, attention and the like hold one
- * row block. decoder/layer.h describes layers; each mixer and each feed-forward network has a file of its own. */
+ * row block. In a long pass on two to four threads, each thread carries row blocks through the layers alone
+ * (decoder/wavefront.h). decoder/layer.h describes layers; each mixer and each feed-forward network has a file of its
+ * own. */
 #include <assert.h>
 #include <limits.h>
 #include <math.h>

@@ -616,8 +616,8 @@ static void run_span(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
                  outcomes);
 }
 
-/* Leaves a long step as it is if it may end early. Otherwise cuts it down to the rows that the budget allows. Returns its
- * rows. */
+/* Leaves a long step as it is if it may end early. Otherwise cuts it down to the rows that the budget allows. Returns
+ * its rows. */
 static int shorten(mp_text_engine *engine, const mp_lease *lease, int rows) {
     if (engine->short_rows == 0 || rows <= engine->short_rows || engine->step_count != 1)
         return rows;

@@ -37,9 +37,9 @@ static inline int mp_decoder_block_rows(const mp_decoder *model, int M) {
     return rows < M ? rows : M;
 }
 
-/* Rows of the blocks of a wavefront (decoder/wavefront.h), but for the last: smaller products read the weights too often,
- * and larger ones delay those who wait for the end of a pass. With fewer than two blocks per thread, the threads would
- * wait for each other, and a pass has blocks for two threads to four. */
+/* Rows of the blocks of a wavefront (decoder/wavefront.h), but for the last: smaller products read the weights too
+ * often, and larger ones delay other requests, which wait until the blocks that are begun are finished. With fewer than
+ * two blocks per thread, the threads would wait for each other; the rows of a step are enough for four threads. */
 enum { MP_WAVE_ROWS = 60, MP_WAVE_THREADS = 4 };
 static inline bool mp_decoder_is_wave(int M, int threads) {
     return threads > 1 && threads <= MP_WAVE_THREADS && M >= 2 * threads * MP_WAVE_ROWS;

@@ -190,7 +190,8 @@ static size_t rest_bytes(const mp_decoder *model, const mp_rows *rows, int threa
         const mp_attention_shape *shape = &model->shapes[i];
         const plan_sizes sizes = {.units = shape->groups * (n + most_row_blocks(&outputs, MP_DECODER_ROWS)),
                                   .blocks = shape->groups * n * most, .most_blocks = most};
-        bytes += mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(&outputs, MP_DECODER_ROWS, threads));
+        bytes += mp_arena_cost(unit_list(&sizes, threads));
+        bytes += mp_arena_cost(unit_borders(&outputs, MP_DECODER_ROWS, threads));
         if (threads > 1 && most >= SPLIT_BLOCKS)
             partials = mp_larger(partials, most_split_blocks(&sizes, threads) * mp_attention_partial_floats(shape));
     }
@@ -426,7 +427,8 @@ static void take_partials(mp_decoder_pass *pass, mp_arena *arena) {
     for (int i = 0; i < pass->model->shape_count; i++) {
         const mp_attention_shape *shape = &pass->model->shapes[i];
         if (pass->attention[i].mode == MP_ATTEND_SPLIT)
-            floats = mp_larger(floats, (size_t)measure(shape, &pass->rows, MP_DECODER_ROWS).blocks * mp_attention_partial_floats(shape));
+            floats = mp_larger(floats, (size_t)measure(shape, &pass->rows, MP_DECODER_ROWS).blocks *
+                                           mp_attention_partial_floats(shape));
     }
     if (floats > 0)
         pass->partials = mp_arena_take(arena, floats * sizeof(float));

@@ -1,6 +1,6 @@
 /* decoder/wavefront.h: the order in which threads carry row blocks through the layers of a pass.
  *
- * Threads usually divide the outputs of each layer, and meet at about 20 barriers in each one. If another program takes
+ * Threads usually divide the outputs of each layer, and meet at several barriers in each one. If another program takes
  * the CPU of a thread, the others wait for it at the next barrier. A long pass on few threads is computed as a
  * wavefront instead: a thread takes a row block and a layer, and computes the layer for the block alone. Layer l of
  * block b needs layer l - 1 of the same block, and the keys, values and states that block b - 1 has left in layer l:
@@ -32,8 +32,8 @@ typedef struct mp_wavefront { /* zeroed but for its sizes: ready for use, once *
     _Atomic bool stopped;   /* no further layer is begun */
 } mp_wavefront;
 
-/* Takes the next layer of a row block: of those that are ready, the one of the block that has come furthest, so that few
- * blocks are begun at a time. Waits until there is one. Returns the block, and the layer in *layer, or -1 once all
+/* Takes the next layer of a row block: of those that are ready, the one of the block that has come furthest, so that
+ * few blocks are begun at a time. Waits until there is one. Returns the block, and the layer in *layer, or -1 once all
  * layers are taken, or the wavefront was stopped. */
 int mp_wavefront_take(mp_wavefront *wave, const mp_team_thread *thread, int *layer);
 /* The mixers of the layer that the thread has taken are computed. */
