@@ -303,6 +303,46 @@ def _differs(config: Fields, key: str, found: object, images: object) -> str:
     return f"{config.file}: {config.name(key)} is {found}, but {images} for images; mpool prepares frames like images"
 
 
+def _video_config(folder: Folder, *others: str) -> Fields:
+    """Return the configuration for videos: a section of the newer file, its own file, or the first of ``others`` that
+    the folder has; without any, an empty one."""
+    if folder.has(JOINT_NAME):
+        section = folder.fields(JOINT_NAME).section("video_processor", None)
+        if section is not None:
+            return section
+    name = next((one for one in (VIDEO_NAME, *others) if folder.has(one)), VIDEO_NAME)
+    return folder.fields(name, missing_ok=True)
+
+
+def read_frames(folder: Folder, images: TilingProcessor) -> tuple[int, int] | str:
+    """Read the video processor of a SmolVLM 2 folder, whose frames become images of one tile.
+
+    Returns:
+        ``resample`` and ``longest`` of :class:`~mpool.models.spec.VideoSettings`; or, if frames are not prepared like
+        images, the sentence that says which key differs.
+
+    Raises:
+        FormatError: a value is malformed.
+    """
+    config = _video_config(folder, NAME)
+    sampling = config.section("video_sampling", None)
+    size = config.section("size", None) or (None if sampling is None else sampling.section("video_size", None))
+    tile = config.section("max_image_size", None)
+    side = 364 if tile is None else tile.int("longest_edge", low=1, high=MAX_SIDE)
+    if side != images.side:
+        return _differs(config, "max_image_size", side, images.side)
+    own = read_scaling(config, HALVES, HALVES)
+    for key, name in (("rescale_factor", "rescale_factor"), ("mean", "image_mean"), ("std", "image_std")):
+        if own.get(f"mpool.image.{key}") != images.kv.get(f"mpool.image.{key}"):
+            return _differs(config, name, own.get(f"mpool.image.{key}"), images.kv.get(f"mpool.image.{key}"))
+    if not config.bool("do_resize", True):
+        return f"{config.file}: {config.name('do_resize')} is false, which mpool does not support for frames"
+    if size is not None and "longest_edge" not in size:
+        return f"{size.file}: {size.at} has no longest_edge, which mpool needs for frames"
+    longest = 4 * 364 if size is None else size.int("longest_edge", low=1, high=MAX_SIDE)
+    return config.int("resample", 1, low=0, high=5), longest
+
+
 def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: bool
                ) -> tuple[tuple[int, int] | None, int | None, int] | str:
     """Read the video processor of a folder of one of Qwen's vision models; without a file, its defaults.
@@ -321,7 +361,7 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: 
     Raises:
         FormatError: a value is malformed.
     """
-    config = folder.fields(VIDEO_NAME, missing_ok=True)
+    config = _video_config(folder)
     for key, value in (("patch_size", images.patch), ("merge_size", images.merge), ("temporal_patch_size", frames)):
         if (found := config.int(key, value)) != value:
             return _differs(config, key, found, value)
