@@ -71,7 +71,8 @@ def test_another_capability_is_another_error(pool: mpool.Pool, bert: Path, llama
         with pytest.raises(mpool.WrongCapability) as caught:
             call()
         assert caught.value.key in (str(bert), str(llama)) and isinstance(caught.value, ValueError)
-        assert str(llama) not in caught.value.hint and str(bert) not in caught.value.hint  # similar because of its folder
+        # the paths are similar because they are in one folder
+        assert str(llama) not in caught.value.hint and str(bert) not in caught.value.hint
 
 
 def test_only_language_models_may_lack_a_projector(pool: mpool.Pool, llama: Path) -> None:

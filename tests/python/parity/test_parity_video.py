@@ -452,11 +452,18 @@ def test_frames_that_are_not_prepared_like_images(tmp_path: Path, key: str, valu
 
 
 def test_errors_of_frames_count_videos(tmp_path: Path) -> None:
-    save("qwen3_vl", tmp_path)
+    save("qwen3_vl", tmp_path, do_resize=False)
     with mpool.Pool() as pool:
         with pytest.raises(errors.ContextOverflow) as caught:
             asked(pool, tmp_path, [{"type": "video", "video": frames(300), "fps": 2}, {"type": "text", "text": "w40"}])
         assert "1 video," in caught.value.message
+        with pytest.raises(errors.ContextOverflow) as several:
+            asked(pool, tmp_path, [*[{"type": "video", "video": frames(8), "fps": 2}] * 2, {"type": "image", "image":
+                  image(1, 24, 40)}, {"type": "text", "text": "w40 " * 1000}])
+        made = asked(pool, tmp_path, [*[{"type": "video", "video": frames(8), "fps": 2}] * 2, {"type": "image", "image":
+                     image(1, 24, 40)}, {"type": "text", "text": "w40"}])
+        rows = int(made.images.runs[1::3].sum())
+        assert f" {rows} of them for 1 image and 2 videos," in several.value.message
         with pytest.raises(errors.InvalidArgument) as refused:
             asked(pool, tmp_path, [{"type": "video", "video": frames(3), "timestamps": [0, 1]}])
         assert refused.value.got == "2 values"
