@@ -129,14 +129,13 @@ static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uin
             load_rotated(src, n0 + j, k, n, mp_hadamard_size(K), rows[j]);
         put_i8(rows, inverse, n, panel + (size_t)k * MP_PANEL_N);
     }
-    for (int j = 0; j < MP_PANEL_N; j++) {
-        int32_t sum = 0;
-        for (int s = 0; s < steps_of(MP_W_I8, K); s++) {
+    int32_t pairs[MP_PANEL_N] = {0};
+    for (int s = 0; s < steps_of(MP_W_I8, K); s++)
+        for (int j = 0; j < MP_PANEL_N; j++) {
             const uint8_t *u = panel + (s * MP_PANEL_N + j) * 4;
-            sum += u[0] * u[1] + u[2] * u[3];
+            pairs[j] += u[0] * u[1] + u[2] * u[3];
         }
-        memcpy(scale + MP_PANEL_N + j, &sum, sizeof sum);
-    }
+    memcpy(scale + MP_PANEL_N, pairs, sizeof pairs);
 }
 
 void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {

@@ -2,7 +2,8 @@
  *
  * vpmaddubsw adds two products into 16 bits with saturation, which these operands never reach. Activations are within
  * +-127. A pair of products with 4-, 5-, 6- or 7-bit weights is therefore at most 3,810, 7,874, 16,002 or 32,258, and
- * 8, 4, 2 or 1 such pairs can be added in 16 bits. Pairs with 8-bit weights exceed them: vpmaddwd multiplies these
+ * 8, 4, 2 or 1 such pairs can be added in 16 bits. For Q6_K, 4 can: the sums of 16 inputs minus 32 times their q fit 16
+ * bits, and sums before may wrap. Pairs with 8-bit weights exceed them: vpmaddwd multiplies these
  * weights with rows of 16 bits, two instructions for four inputs. Moving the sign of the weight to the activation with
  * vpsignb needs three that share two ports on Zen. */
 #if defined(__x86_64__)
