@@ -44,7 +44,7 @@ static MP_INLINE __m256 f32_result(__m256 acc, const float *sw, float sa) {
 
 typedef void dense_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
                         const mp_epilogue *ep, float *y, int64_t ldy);
-enum { WIDE_ROWS = 48, WIDE_BYTES = 256 * 1024 }; /* maxima of a group of rows */
+enum { WIDE_ROWS = 96, WIDE_BYTES = 256 * 1024 }; /* maxima of a group of rows */
 
 typedef struct wide_rows {
     int K;      /* inputs of a row, rounded up to 32 */
