@@ -23,9 +23,9 @@
  *                       row, and D(load) takes the number of the part as its second argument
  *   D_ROWS_WIDE         optional: rows of any class are `ldq` bytes apart in `q`
  *   D_WORD              optional: bytes of a row in a step, if not 4 per part
- *   D_WIDEN             optional: if a product has more than 6 tiles and at most D_WIDEN steps, half a panel is first
- *                       copied by D(widen)(w, steps, out) to 128 bytes per step, V parts that D(load_widened) reads, and
- *                       followed by everything that D(result) reads
+ *   D_WIDEN             optional: if a product has more than 6 tiles and at most D_WIDEN steps, D(widen)(w, steps, out)
+ *                       first copies half a panel: 128 bytes per step, which D(load_widened) reads vector by vector,
+ *                       then everything that D(result) reads
  *   D_AHEAD(rows)       optional, kept for all kinds: prefetch distance in bytes for the first tile of a product of
  *                       `rows` rows; 0: no prefetches
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
@@ -121,8 +121,8 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
 /* Compute `count` (a constant) steps of the tile. a[i] points at row 3 * i. x86 instructions can address base, base +
  * stride and base + 2 * stride, so 12 rows need only 4 base registers, the stride and no arithmetic. */
-static MP_INLINE void D(steps)(const int R, const int P, const int widened, const int count, const dense_tile *t, const uint8_t *w,
-                               const uint8_t *const *a, D_ACC *acc) {
+static MP_INLINE void D(steps)(const int R, const int P, const int widened, const int count, const dense_tile *t,
+                               const uint8_t *w, const uint8_t *const *a, D_ACC *acc) {
     const int64_t stride = t->a_stride;
     MP_UNROLL
     for (int u = 0; u < count; u++) {
@@ -160,7 +160,8 @@ static MP_INLINE void D(steps)(const int R, const int P, const int widened, cons
     }
 }
 
-static MP_INLINE void D(tile)(const int R, const int P, const int widened, const dense_tile *t) {
+/* widened: the panel is a copy of D(widen). */
+static MP_INLINE void D(tile_of)(const int R, const int P, const int widened, const dense_tile *t) {
     const int unrolled = D_CLASS != D_F32 && R * P * D_V > D_UNROLLED_SUMS ? 1 : 4; /* steps of an iteration */
     D_ACC acc[28], run[28];
     const uint8_t *w = t->w, *a[4];
@@ -232,6 +233,8 @@ static MP_INLINE void D(tile)(const int R, const int P, const int widened, const
         v_store(t->out + i / (P * D_V) * t->ld + i % (P * D_V) * D_LANES, f[i]);
 }
 
+static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) { D(tile_of)(R, P, 0, t); }
+
 #if D_MAX_ROWS == 4
 #define D_EACH(X) X(1) X(2) X(3) X(4)
 #elif D_MAX_ROWS == 6
@@ -240,13 +243,13 @@ static MP_INLINE void D(tile)(const int R, const int P, const int widened, const
 #define D_EACH(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
 #endif
 #ifndef D_BODY
-#define D_BODY(R, P, t) D(tile)(R, P, 0, t)
+#define D_BODY(R, P, t) D(tile)(R, P, t)
 #endif
 #define D_TILE(R)                                                    \
     static void D(one_##R)(const dense_tile *t) { D_BODY(R, 1, t); } \
     static void D(wide_##R)(const dense_tile *t) { D_BODY(R, D_PANELS(R), t); }
 #ifdef D_WIDEN
-#define D_TILE_WIDENED(R) static void D(widened_##R)(const dense_tile *t) { D(tile)(R, 1, 1, t); }
+#define D_TILE_WIDENED(R) static void D(widened_##R)(const dense_tile *t) { D(tile_of)(R, 1, 1, t); }
 #define D_ONE_WIDENED(R) D(widened_##R),
 D_EACH(D_TILE_WIDENED)
 #endif

@@ -21,9 +21,9 @@
  *   Q_ROWS                            maximum rows of a tile: 4 or 8
  *   Q_LIGHT_ROWS                      optional, the same for kinds that are unpacked by few operations; else Q_ROWS
  *   Q_TALL                            maximum rows of a tile if the product has more than Q_ROWS rows
- *   Q_CENTRE(q, n, start)             optional: computes for n groups of 16 inputs two words each, -32 times the sums of
- *                                     the q that are added to these words of a part. The parts of Q6_K start at them and
- *                                     then fit 16 bits after 16 inputs, although they may wrap before
+ *   Q_CENTRE(q, n, start)             optional: computes for n groups of 16 inputs two words each, -32 times the sums
+ *                                     of the q that are added to these words of a part. The parts of Q6_K start at
+ *                                     them and then fit 16 bits after 16 inputs, although they may wrap before
  *   Q_AHEAD_ONE                       prefetch distance for one row in bytes; 0: no prefetches
  *   Q_NEAR                            locality of prefetches: 3 to the first-level cache, 2 to the second-level cache
  *   Q_KEEPS_HEAD                      1 if memory-bound tiles keep d and dmin of a superblock in registers, too
@@ -491,7 +491,8 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
     const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(kind, R) / entries;
     const uint8_t *block = panel + (q_has_table(kind) ? MP_PACK_LINE : 0), *head = block;
     q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks, .low = x->low - x->scale,
-               .ldq = q_is_wide(kind) ? 64 * q_stride(kind, R) : x->ldq, .ld_scale = blocks, .rows = rows, .ahead = ahead};
+               .ldq = q_is_wide(kind) ? 64 * q_stride(kind, R) : x->ldq, .ld_scale = blocks, .rows = rows,
+               .ahead = ahead};
     if (q_has_table(kind))
         at.table = q_table(panel);
     qf f[16];
@@ -626,8 +627,8 @@ static MP_INLINE void q_panel(q_tile *tile, const mp_wmat *w, const mp_acts *x, 
         memcpy(out + r * ldy, scratch + r * MP_PANEL_N, (size_t)(n1 - n0) * sizeof *out);
 }
 
-static void q_gemm(q_tile *const *tiles, int most, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
-                   const mp_epilogue *ep, float *y, int64_t ldy) {
+static void q_gemm(q_tile *const *tiles, int most, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0,
+                   int panel1, const mp_epilogue *ep, float *y, int64_t ldy) {
     _Alignas(64) q_rows rows;
     rows.row = -1;
     assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);

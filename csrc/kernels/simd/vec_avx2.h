@@ -1,6 +1,6 @@
 /* vec_avx2.h: the vector layer over two 256-bit registers: lanes 0 to 7 and 8 to 15. vec_plain.h defines the
- * operations. Include it inside MP_TARGET_AVX2_BEGIN; include the headers named here before the region. If the region has
- * AVX-VNNI, define VEC_VNNI and include vpdpbusd.h inside the region first. */
+ * operations. Include it inside MP_TARGET_AVX2_BEGIN; include the headers named here before the region. In a region
+ * with AVX-VNNI, define VEC_VNNI and include vpdpbusd.h inside the region first. */
 #ifndef MP_KERNELS_SIMD_VEC_AVX2_H
 #define MP_KERNELS_SIMD_VEC_AVX2_H
 

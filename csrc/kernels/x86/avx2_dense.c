@@ -149,9 +149,9 @@ static void bf16_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pa
 /* With 16-bit numbers w and a,
  *     (w0 + a1) (w1 + a0) = w0 a0 + w1 a1 + w0 w1 + a0 a1
  * so one vpmaddwd computes four products in a lane, after two additions (S. Winograd, 1968). All other exact ways need
- * two multiplications, and Zen has half as many ports for these as for additions: vpmaddubsw saturates for u8 = q + 128,
- * or needs signs that vpsignb moves onto the activations. The sums of w0 w1 follow the scales of a panel, those of
- * a0 a1 are computed by i8_gemm, which widens the rows. */
+ * two multiplications, and Zen has half as many ports for these as for additions: vpmaddubsw saturates for u8 = q +
+ * 128, or needs signs that vpsignb moves onto the activations. The sums of w0 w1 follow the scales of a panel, those
+ * of a0 a1 are computed by i8_widen. */
 #define D(name)         i8_wide_##name
 #define D_W             i8_pair
 #define D_A             i8_pair
