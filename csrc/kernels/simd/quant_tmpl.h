@@ -38,7 +38,10 @@
 #define Q_LIGHT_ROWS Q_ROWS
 #endif
 
-enum { Q_PREPARED = 4096, Q_PREPARED_WIDE = 1024 };
+enum {
+    Q_PREPARED = 8192, /* 16,384 inputs of 8 rows in groups of 16: each panel would prepare longer rows again */
+    Q_PREPARED_WIDE = 1024,
+};
 
 typedef struct q_rows {         /* [R][q_stride(kind, R)]; one entry per block, two if groups are of 16 */
     int32_t start[Q_PREPARED];  /* initial integer accumulator: -(offset of the weights) * (sum of q); for kinds with
