@@ -28,7 +28,7 @@ static void make_job(mp_model *model, tiny_job *job, int index) {
  * request of the step did not advance: it computed a part of an image, or repeated a prefill of another process. */
 static int step(isolated *it, int which, mp_item **items, int n, uint64_t budget_ns, bool *image_step) {
     mp_engine *engine = it->engine[which];
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     int done = 0;
     engine->ops->plan(engine, items, n, budget_ns, &plan);
@@ -58,7 +58,7 @@ static void alone(mp_spec *spec, uint64_t *hashes) {
     tiny_load(&here, mp_spec_pin(spec), MP_COMPUTE_F32, 1);
     for (int i = 0; i < ITEMS; i++) {
         tiny_job job;
-        mp_plan plan;
+        mp_plan plan = {0};
         mp_outcome outcomes[MP_PLAN_MAX] = {MP_OUTCOME_MORE};
         make_job(here.model, &job, i);
         tiny_job_admit(&here, &job);
@@ -185,7 +185,7 @@ static int run_steps(isolated *it, int which, tiny_job *job, int image_steps, ui
 static void kill_process(isolated *it, tiny_job *job, bool within_image) {
     mp_engine *engine = it->engine[0];
     mp_item *items[1] = {&job->item};
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     const uint32_t written = job->call->choices[0].token_count;
     engine->ops->plan(engine, items, 1, 1, &plan);
