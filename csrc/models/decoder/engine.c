@@ -6,6 +6,7 @@
  * after a preemption are the same operation. The n completions of a request share the cache of its prompt, and so do
  * prompts with a common prefix: see decoder/sequence.h. Draft tokens may follow the last token, each with logits of its
  * own: see generation/speculation.h. */
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -570,7 +571,8 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
     const uint64_t packed = mp_weight_store_begin(store, rows.M);
     mp_lease_run(lease, pass_body, &pass);
     const bool kept = mp_weight_store_end(store, packed);
-    if (pass.computed < rows.M) {
+    if (!pass.stop && pass.computed < rows.M) {
+        assert(rows.n_seq == 1 && drafts == 0);
         rows.M = engine->steps[0].rows = pass.computed;
         rows.n_output = 0;
         engine->steps[0].output = -1;
@@ -586,7 +588,8 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
     } else if (!pass.stop) {
         mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
         count_work(engine, &rows);
-        if (begins && !pass.warming && !kept) /* a pass that packs or reads weights takes longer than later passes */
+        /* a pass that packs or reads weights, or ends early, takes longer than others */
+        if (begins && !pass.warming && !kept && pass.computed == pass.rows.M)
             learn(engine, &rows, lease->threads, start, thread_ns);
     }
     if (span && !pass.paused)
@@ -616,13 +619,13 @@ static void run_span(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
                  outcomes);
 }
 
-/* Leaves a long step as it is if it may end early. Otherwise cuts it down to the rows that the budget allows. Returns
- * its rows. */
-static int shorten(mp_text_engine *engine, const mp_lease *lease, int rows) {
-    if (engine->short_rows == 0 || rows <= engine->short_rows || engine->step_count != 1)
+/* Cuts a long step down to the rows that the budget allows, if the lease has too few threads for a pass that may end
+ * early. Returns its rows. */
+static int shorten(mp_text_engine *engine, mp_lease *lease, int rows) {
+    if (engine->short_rows == 0 || rows <= engine->short_rows || engine->step_count != 1 ||
+        mp_decoder_carries(engine->model, rows, lease->threads))
         return rows;
-    if (!mp_weight_store_warming(&engine->model->store) && mp_decoder_carries(engine->model, rows, lease->threads))
-        return rows;
+    lease->cut_short = true;
     return engine->steps[0].rows = engine->short_rows;
 }
 
