@@ -19,11 +19,12 @@ static const double GAIN = 0.02;
  * second share. At n threads, leaving one out pays from a share of about 1 / n on. */
 static const double LOSES_MUCH = 0.2, LOSES_LITTLE = 0.1;
 
-/* A block is this long, because the system takes a while to move threads to the CPUs that are free now. Passes longer
- * than LONG_NS include that time. */
-static const uint64_t BLOCK_NS = 60 * MP_MS, LONG_NS = 250 * MP_MS;
-/* The first pause, and the longest: while other programs take CPUs, or threads were given up for them; else. */
-static const uint64_t FIRST_NS = 1000 * MP_MS, SOON_NS = 4000 * MP_MS, LATE_NS = 60000 * MP_MS;
+/* A block is this long, because the system takes a while to move threads to CPUs that are free; passes longer than
+ * LONG_NS include that while. Fewer threads that lose CPU time get MOVING_NS more in each round. */
+static const uint64_t BLOCK_NS = 60 * MP_MS, MOVING_NS = 100 * MP_MS, LONG_NS = 250 * MP_MS;
+/* The first pause and the longest: while other programs take CPUs, or threads were given up for them; and else. */
+static const uint64_t SOON_FIRST_NS = 250 * MP_MS, SOON_NS = 4000 * MP_MS;
+static const uint64_t LATE_FIRST_NS = 1000 * MP_MS, LATE_NS = 60000 * MP_MS;
 
 static int bounded(double threads) {
     return threads >= MP_THREADS_MAX ? MP_THREADS_MAX : threads >= 1 ? (int)threads : 1;
@@ -162,6 +163,7 @@ static void begin_round(mp_tuned *tuned, int trial, const mp_pass_time *pass) {
     tuned->length = passes < MOST_PASSES ? (int)passes : MOST_PASSES;
     tuned->blocks = tuned->odd = tuned->count = 0;
     tuned->sum = tuned->less = tuned->spread = 0;
+    tuned->moving_ns = 0;
     tuned->shortest = time_of(pass);
     tuned->rows = pass->rows;
     double time;
@@ -199,8 +201,9 @@ static void go_on(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_pass_t
     }
     tuned->searching = false;
     const bool soon = tuned->crowded || tuned->before > 0;
-    const uint64_t longest = soon ? SOON_NS : LATE_NS, longer = tuned->pause_ns * (soon ? 2 : 4);
-    tuned->pause_ns = longer == 0 ? FIRST_NS : longer < longest ? longer : longest;
+    const uint64_t first = soon ? SOON_FIRST_NS : LATE_FIRST_NS, longest = soon ? SOON_NS : LATE_NS;
+    const uint64_t longer = tuned->pause_ns * (soon ? 2 : 4);
+    tuned->pause_ns = longer < first ? first : longer < longest ? longer : longest;
     tuned->paused_ns = pass->ended_ns;
     tuned->pause_passes = soon ? 16 : 64;
 }
@@ -257,13 +260,18 @@ static verdict measure(mp_tuned *tuned, const mp_pass_time *pass) {
     const bool trial = tuned->blocks % 2, more = tuned->trial > tuned->base, first = tuned->count == 0;
     const bool loses = (double)pass->lost_ns * pass->threads > LOSES_MUCH * (double)pass->watched_ns;
     double time;
+    if (trial && !more && loses && tuned->moving_ns < MOVING_NS) { /* the system may still move the threads that lose */
+        tuned->moving_ns += pass->ns;
+        tuned->count = 0;
+        return UNCLEAR;
+    }
     const bool complete = add_pass(tuned, pass, &time);
     if (!trial) {
         tuned->last = complete ? time : tuned->last;
         return UNCLEAR;
     }
     /* not worth another pass: the trial is much slower, or its additional threads have no CPU */
-    verdict found = (more && loses && time > 1.1 * tuned->last) || (!first && time > 1.5 * tuned->last) ? NOT_FASTER
+    verdict found = (more && loses && time > 1.1 * tuned->last) || (!first && !loses && time > 1.5 * tuned->last) ? NOT_FASTER
                                                                                                         : UNCLEAR;
     if (complete && found == UNCLEAR) {
         const double less = tuned->last - time, from = less - tuned->less;

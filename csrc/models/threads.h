@@ -60,6 +60,7 @@ typedef struct mp_tuned { /* the measurements of one class of passes */
     int base, trial;     /* threads of the round; trial 0: none has begun */
     int length, blocks;  /* passes of a block, and complete blocks; they begin with `base` threads */
     int count, odd;      /* passes of the present block, and passes whose number of rows differs too much */
+    uint64_t moving_ns;  /* time for which the system could move threads that lost CPU time */
     int64_t rows;        /* rows of the first pass; those of the others differ by at most an eighth */
     double shortest;     /* shortest time of a pass. Times are nanoseconds per row */
     double block, last;  /* sum of times of the present block, and mean time of the last one with `base` threads */
