@@ -14,7 +14,7 @@ enum {
 };
 
 /* A trial is faster if it takes less than the base by this share. A smaller gain is noise. */
-static const double GAIN = 0.02;
+static const double GAIN = 0.01;
 /* Threads lose much if the most delayed one loses this share of its time, times their number; and little below the
  * second share. At n threads, leaving one out pays from a share of about 1 / n on. */
 static const double LOSES_MUCH = 0.2, LOSES_LITTLE = 0.1;
@@ -65,8 +65,8 @@ static int class_of(int64_t rows) {
 
 /* ---- numbers to try ---------------------------------------------------------------------------------------------- */
 
-/* Numbers of a search, by the order in which it tries them; with `up`, the last two come first. Other programs may take
- * several CPUs: then only a much smaller number is faster. */
+/* Numbers of a search, by the order in which it tries them; with `up`, the last two come first. If other programs take
+ * several CPUs, or half of the threads saturate the memory, only a much smaller number is clearly faster. */
 enum candidate { LESS, QUARTER_LESS, HALF, BEFORE, MORE, CANDIDATES, DOWNWARDS = BEFORE, UPWARDS = CANDIDATES - BEFORE };
 
 /* Returns the next power of two, or 1.5 times one, that differs by at least a fifth: matrices can be split evenly into
@@ -74,7 +74,7 @@ enum candidate { LESS, QUARTER_LESS, HALF, BEFORE, MORE, CANDIDATES, DOWNWARDS =
 static int neighbour(int threads, bool up) {
     int found = MP_THREADS_FEW;
     if (threads < MP_THREADS_FEW || (threads == MP_THREADS_FEW && !up))
-        return up ? threads + 1 : threads > 1 ? threads - 1 : 1;
+        return up ? threads + 1 : threads - 1;
     for (int n = MP_THREADS_FEW; n <= MP_THREADS_MAX; n = n & (n - 1) ? n / 3 * 4 : n / 2 * 3) {
         if (up && 4 * n >= 5 * threads)
             return n;
@@ -86,18 +86,19 @@ static int neighbour(int threads, bool up) {
 
 /* Returns a number to try in place of `threads`, or 0. `limited`: there are no more threads. */
 static int candidate(const mp_thread_tuner *tuner, const mp_tuned *tuned, int which, int threads, bool limited) {
-    const bool few_rows = tuned - tuner->classes <= FEW_ROWS_CLASS;
-    const int quarter = threads - threads / 4 < threads - 1 ? threads - threads / 4 : 0;
+    const bool few_rows = tuned - tuner->classes <= FEW_ROWS_CLASS, fell = tuned->limit == DOWNWARDS;
+    const bool may_saturate = few_rows && (fell || threads >= MP_THREADS_SATURATING);
+    const bool far = tuned->crowded || (may_saturate && threads <= MP_THREADS_FEW);
+    const int quarter = threads - threads / 4;
     switch ((enum candidate)which) {
     case LESS:
-        if (tuned->crowded)
-            return threads - 1;
-        return threads > MP_THREADS_FEW || (few_rows && threads >= MP_THREADS_SATURATING) ? neighbour(threads, false)
-                                                                                           : 0;
+        return tuned->crowded                                  ? threads - 1
+               : may_saturate || threads > MP_THREADS_FEW ? neighbour(threads, false)
+                                                               : 0;
     case QUARTER_LESS:
-        return tuned->crowded ? quarter : 0;
+        return far && quarter < threads - 1 ? quarter : 0;
     case HALF:
-        return tuned->crowded && threads / 2 < (quarter ? quarter : threads - 1) ? threads / 2 : 0;
+        return far && threads / 2 < threads - 1 && threads / 2 < quarter ? threads / 2 : 0;
     case BEFORE:
         return tuned->before > threads && !limited ? tuned->before : 0;
     case MORE:
@@ -181,7 +182,8 @@ static verdict judge(const mp_tuned *tuned) {
     const double doubt = 3 * sqrt((spread > assumed * assumed ? spread : assumed * assumed) / pairs) / base;
     if (gain > GAIN && (gain > doubt || pairs == MP_TUNER_PAIRS))
         return FASTER;
-    return gain + doubt < GAIN || pairs == MP_TUNER_PAIRS ? NOT_FASTER : UNCLEAR;
+    const bool known = doubt < 2 * GAIN || gain + doubt < GAIN || pairs == MP_TUNER_PAIRS;
+    return gain < GAIN && known ? NOT_FASTER : UNCLEAR;
 }
 
 /* ---- searches and pauses ----------------------------------------------------------------------------------------- */
@@ -205,7 +207,7 @@ static void go_on(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_pass_t
     const uint64_t longer = tuned->pause_ns * (soon ? 2 : 4);
     tuned->pause_ns = longer < first ? first : longer < longest ? longer : longest;
     tuned->paused_ns = pass->ended_ns;
-    tuned->pause_passes = soon ? 16 : 64;
+    tuned->pause_passes = soon ? 8 : 64;
 }
 
 /* Judges the time that the threads in use have lost. A change ends the pause. */
