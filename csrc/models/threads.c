@@ -67,7 +67,8 @@ static int class_of(int64_t rows) {
 
 /* Numbers of a search, by the order in which it tries them; with `up`, the last two come first. If other programs take
  * several CPUs, or half of the threads saturate the memory, only a much smaller number is clearly faster. */
-enum candidate { LESS, QUARTER_LESS, HALF, BEFORE, MORE, CANDIDATES, DOWNWARDS = BEFORE, UPWARDS = CANDIDATES - BEFORE };
+enum candidate { LESS, QUARTER_LESS, HALF, BEFORE, MORE, CANDIDATES };
+enum { DOWNWARDS = BEFORE, UPWARDS = CANDIDATES - BEFORE }; /* numbers of candidates in one direction */
 
 /* Returns the next power of two, or 1.5 times one, that differs by at least a fifth: matrices can be split evenly into
  * that number of parts. Up to MP_THREADS_FEW, returns the next number. */
@@ -140,8 +141,8 @@ int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
 
 static double time_of(const mp_pass_time *pass) { return (double)pass->ns / (double)pass->rows; }
 
-/* Adds a pass to the present block. Returns true if it is the last one of the block; *time: mean time per row. The first
- * pass does not count, unless it is the only one. */
+/* Adds a pass to the present block. Returns true if it is the last one of the block; *time is then the mean time per
+ * row, otherwise that of the pass. The first pass does not count, unless it is the only one. */
 static bool add_pass(mp_tuned *tuned, const mp_pass_time *pass, double *time) {
     enum { LONGEST = 4 }; /* more than this multiple of the shortest time says nothing about the number of threads */
     *time = time_of(pass);
@@ -262,7 +263,7 @@ static verdict measure(mp_tuned *tuned, const mp_pass_time *pass) {
     const bool trial = tuned->blocks % 2, more = tuned->trial > tuned->base, first = tuned->count == 0;
     const bool loses = (double)pass->lost_ns * pass->threads > LOSES_MUCH * (double)pass->watched_ns;
     double time;
-    if (trial && !more && loses && tuned->moving_ns < MOVING_NS) { /* the system may still move the threads that lose */
+    if (trial && !more && loses && tuned->moving_ns < MOVING_NS) { /* the system may still move them */
         tuned->moving_ns += pass->ns;
         tuned->count = 0;
         return UNCLEAR;
@@ -272,9 +273,11 @@ static verdict measure(mp_tuned *tuned, const mp_pass_time *pass) {
         tuned->last = complete ? time : tuned->last;
         return UNCLEAR;
     }
-    /* not worth another pass: the trial is much slower, or its additional threads have no CPU */
-    verdict found = (more && loses && time > 1.1 * tuned->last) || (!first && !loses && time > 1.5 * tuned->last) ? NOT_FASTER
-                                                                                                        : UNCLEAR;
+    /* The trial is not worth another pass if it is much slower, or if its additional threads have no CPU. A first pass may
+     * be slow because threads wake up. */
+    const bool lacks_cpus = more && loses && time > 1.1 * tuned->last;
+    const bool is_slow = !first && !loses && time > 1.5 * tuned->last;
+    verdict found = lacks_cpus || is_slow ? NOT_FASTER : UNCLEAR;
     if (complete && found == UNCLEAR) {
         const double less = tuned->last - time, from = less - tuned->less;
         tuned->sum += tuned->last;

@@ -3,8 +3,8 @@
  * Each additional thread divides the work of a pass further and lengthens each of its barriers. Sizes of the model and
  * assumed rates give a first number. It ignores that memory saturates, that one thread computes some parts of a pass
  * alone, and that other programs take CPUs: all threads wait for the one without a CPU. A tuner corrects it by the
- * measured times of passes, in rounds: blocks of passes, which run anyway, alternate between the number in use and another
- * one, and the faster one remains in use. Results do not depend on the number of threads.
+ * measured times of passes, in rounds: blocks of passes, which run anyway, alternate between the number in use and
+ * another one, and the faster one remains in use. Results do not depend on the number of threads.
  *
  * A round begins with a reason, because passes with fewer threads may take much longer:
  *

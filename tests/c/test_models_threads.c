@@ -122,7 +122,8 @@ MP_TEST(models_threads_tuner_finds_the_rates_of_a_machine) {
                                        .operations = rates[r].operations, .barrier_ns = rates[r].barrier_ns,
                                        .alone = rates[r].alone, .facts = models[f], .noise = 0.01};
                     run passes = new_run(rows);
-                    const int used = run_passes(&passes, &m, 0, 1500), worth = mp_threads_worth(m.facts, rows, BARRIERS);
+                    const int used = run_passes(&passes, &m, 0, 1500);
+                    const int worth = mp_threads_worth(m.facts, rows, BARRIERS);
                     const int start = worth < m.cpus ? worth : m.cpus;
                     int best = best_threads(&m, rows);
                     if (rows >= 64) /* passes with many rows keep up to 8 threads, unless these lose CPU time */
@@ -191,8 +192,8 @@ MP_TEST(models_threads_tuner_finds_what_saturates_memory) {
     MP_CHECK(cost(&passes, &laptop, best_threads(&laptop, 1)) < 1.01);
 }
 
-/* A program occupies a CPU. Decoding, batches and prompts leave it within a second, try it again without losing 1.5 %, and
- * are back within five seconds of its end, or a dozen passes. */
+/* A program occupies a CPU. Decoding, batches and prompts leave it within a second, try it again without losing 1.5 %,
+ * and are back within five seconds of its end, or a dozen passes. */
 MP_TEST(models_threads_tuner_leaves_busy_cpus_and_comes_back) {
     static const int rows[] = {1, 8, 64, 512};
     for (int i = 0; i < 4; i++) {
@@ -247,7 +248,7 @@ MP_TEST(models_threads_tuner_survives_wrong_times) {
     }
 }
 
-/* A number that one tuner has measured is the first of the next one: for the same rows, and while its model has the work.
+/* A number that one tuner has measured is the first of the next one, for the same rows, if its model has the work.
  * Numbers that other programs caused are not shared, nor those of passes with little work per barrier. */
 MP_TEST(models_threads_tuners_share_numbers) {
     run passes = new_run(1);
@@ -285,7 +286,7 @@ static void note(mp_thread_tuner *tuner, int threads, int64_t rows, uint64_t ns)
     mp_tuner_note(tuner, &(mp_pass_time){.threads = threads, .rows = rows, .ns = ns, .ended_ns = 1});
 }
 
-/* Each class of passes has its own number. Passes of a round with other rows do not count, and end it if they are many. */
+/* Each class of passes has its own number. Passes of a round with other rows do not count, and many of them end it. */
 MP_TEST(models_threads_tuner_separates_rows) {
     run passes = new_run(1);
     const int one = run_passes(&passes, &server, 2, 0);
