@@ -15,9 +15,10 @@ enum {
 
 /* A trial is faster if it takes less than the base by this share. A smaller gain is noise. */
 static const double GAIN = 0.01;
-/* Threads lose much if the most delayed one loses this share of its time, times their number; and little below the
- * second share. At n threads, leaving one out pays from a share of about 1 / n on. */
-static const double LOSES_MUCH = 0.2, LOSES_LITTLE = 0.1;
+/* Threads lose much if the most delayed one loses this share of its time, times their number, and little below half of
+ * it. At n threads that divide all work, leaving one out pays from a share of about 1 / n on; earlier if the memory
+ * limits them, which is assumed of passes with few rows. */
+static const double LOSES_MUCH = 0.5, LOSES_MUCH_FEW_ROWS = 0.3;
 
 /* A block is this long, because the system takes a while to move threads to CPUs that are free; passes longer than
  * LONG_NS include that while. Fewer threads that lose CPU time get MOVING_NS more in each round. */
@@ -25,6 +26,9 @@ static const uint64_t BLOCK_NS = 60 * MP_MS, MOVING_NS = 100 * MP_MS, LONG_NS = 
 /* The first pause and the longest: while other programs take CPUs, or threads were given up for them; and else. */
 static const uint64_t SOON_FIRST_NS = 250 * MP_MS, SOON_NS = 4000 * MP_MS;
 static const uint64_t LATE_FIRST_NS = 1000 * MP_MS, LATE_NS = 60000 * MP_MS;
+
+/* Time over which loss is judged: two dozen decode passes, or two passes with many rows. */
+static const uint64_t WINDOW_NS = 200 * MP_MS;
 
 static int bounded(double threads) {
     return threads >= MP_THREADS_MAX ? MP_THREADS_MAX : threads >= 1 ? (int)threads : 1;
@@ -85,10 +89,14 @@ static int neighbour(int threads, bool up) {
     return up ? MP_THREADS_MAX : found;
 }
 
+static bool has_few_rows(const mp_thread_tuner *tuner, const mp_tuned *tuned) {
+    return tuned - tuner->classes <= FEW_ROWS_CLASS;
+}
+
 /* Returns a number to try in place of `threads`, or 0. `limited`: there are no more threads. */
 static int candidate(const mp_thread_tuner *tuner, const mp_tuned *tuned, int which, int threads, bool limited) {
-    const bool few_rows = tuned - tuner->classes <= FEW_ROWS_CLASS, fell = tuned->limit == DOWNWARDS;
-    const bool may_saturate = few_rows && (fell || threads >= MP_THREADS_SATURATING);
+    const bool fell = tuned->limit == DOWNWARDS;
+    const bool may_saturate = has_few_rows(tuner, tuned) && (fell || threads >= MP_THREADS_SATURATING);
     const bool far = tuned->crowded || (may_saturate && threads <= MP_THREADS_FEW);
     const int quarter = threads - threads / 4;
     switch ((enum candidate)which) {
@@ -139,6 +147,10 @@ int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
 
 /* ---- rounds ------------------------------------------------------------------------------------------------------ */
 
+static double much_loss(const mp_thread_tuner *tuner, const mp_tuned *tuned) {
+    return has_few_rows(tuner, tuned) ? LOSES_MUCH_FEW_ROWS : LOSES_MUCH;
+}
+
 static double time_of(const mp_pass_time *pass) { return (double)pass->ns / (double)pass->rows; }
 
 /* Adds a pass to the present block. Returns true if it is the last one of the block; *time is then the mean time per
@@ -146,8 +158,8 @@ static double time_of(const mp_pass_time *pass) { return (double)pass->ns / (dou
 static bool add_pass(mp_tuned *tuned, const mp_pass_time *pass, double *time) {
     enum { LONGEST = 4 }; /* more than this multiple of the shortest time says nothing about the number of threads */
     *time = time_of(pass);
-    tuned->shortest = *time < tuned->shortest ? *time : tuned->shortest;
-    *time = *time < LONGEST * tuned->shortest ? *time : LONGEST * tuned->shortest;
+    tuned->shortest = fmin(tuned->shortest, *time);
+    *time = fmin(*time, LONGEST * tuned->shortest);
     tuned->block = tuned->count == 0 ? 0 : tuned->block + *time;
     if (++tuned->count < tuned->length)
         return false;
@@ -159,7 +171,9 @@ static bool add_pass(mp_tuned *tuned, const mp_pass_time *pass, double *time) {
 
 /* Begins a round with a pass that had the number in use. */
 static void begin_round(mp_tuned *tuned, int trial, const mp_pass_time *pass) {
-    const uint64_t passes = pass->ns > LONG_NS ? 1 : 2 + BLOCK_NS / (pass->ns + 1);
+    const bool by_chance = tuned->recent_ns > 0 && tuned->recent_ns < pass->ns; /* is this pass so long */
+    const uint64_t ns = by_chance ? tuned->recent_ns : pass->ns;
+    const uint64_t passes = ns > LONG_NS ? 1 : 2 + BLOCK_NS / (ns + 1);
     tuned->base = pass->threads;
     tuned->trial = trial;
     tuned->length = passes < MOST_PASSES ? (int)passes : MOST_PASSES;
@@ -179,7 +193,7 @@ typedef enum verdict { UNCLEAR, FASTER, NOT_FASTER } verdict;
 static verdict judge(const mp_tuned *tuned) {
     const int pairs = tuned->blocks / 2;
     const double base = tuned->sum / pairs, gain = tuned->less / base;
-    const double assumed = (pairs < SURE ? 0.02 : 0.01) * base, spread = pairs > 1 ? tuned->spread / (pairs - 1) : 0;
+    const double assumed = (pairs < SURE ? 0.03 : 0.01) * base, spread = pairs > 1 ? tuned->spread / (pairs - 1) : 0;
     const double doubt = 3 * sqrt((spread > assumed * assumed ? spread : assumed * assumed) / pairs) / base;
     if (gain > GAIN && (gain > doubt || pairs == MP_TUNER_PAIRS))
         return FASTER;
@@ -212,8 +226,7 @@ static void go_on(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_pass_t
 }
 
 /* Judges the time that the threads in use have lost. A change ends the pause. */
-static void judge_loss(mp_tuned *tuned, const mp_pass_time *pass) {
-    const uint64_t WINDOW_NS = 10 * MP_CROWDING_NS; /* a dozen passes, or one with many rows */
+static void judge_loss(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_pass_time *pass) {
     tuned->watched_ns += pass->watched_ns;
     tuned->lost_ns += pass->lost_ns;
     if (tuned->watched_ns < WINDOW_NS)
@@ -221,7 +234,7 @@ static void judge_loss(mp_tuned *tuned, const mp_pass_time *pass) {
     const double loses = (double)tuned->lost_ns / (double)tuned->watched_ns * pass->threads;
     const bool was = tuned->crowded;
     tuned->watched_ns = tuned->lost_ns = 0;
-    tuned->crowded = loses > (was ? LOSES_LITTLE : LOSES_MUCH);
+    tuned->crowded = loses > (was ? much_loss(tuner, tuned) / 2 : much_loss(tuner, tuned));
     if (tuned->crowded != was) /* that fewer threads lose less than those before is no change */
         tuned->changed = was ? tuned->before > 0 && tuned->judged : pass->threads > 1;
     tuned->judged = true;
@@ -259,9 +272,9 @@ static void adopt(mp_thread_tuner *tuner, mp_tuned *tuned) {
 }
 
 /* Adds a pass to the round, and ends the round if it found nothing. */
-static verdict measure(mp_tuned *tuned, const mp_pass_time *pass) {
+static verdict measure(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_pass_time *pass) {
     const bool trial = tuned->blocks % 2, more = tuned->trial > tuned->base, first = tuned->count == 0;
-    const bool loses = (double)pass->lost_ns * pass->threads > LOSES_MUCH * (double)pass->watched_ns;
+    const bool loses = (double)pass->lost_ns * pass->threads > much_loss(tuner, tuned) * (double)pass->watched_ns;
     double time;
     if (trial && !more && loses && tuned->moving_ns < MOVING_NS) { /* the system may still move them */
         tuned->moving_ns += pass->ns;
@@ -273,8 +286,8 @@ static verdict measure(mp_tuned *tuned, const mp_pass_time *pass) {
         tuned->last = complete ? time : tuned->last;
         return UNCLEAR;
     }
-    /* The trial is not worth another pass if it is much slower, or if its additional threads have no CPU. A first pass may
-     * be slow because threads wake up. */
+    /* The trial is not worth another pass if it is much slower, or if its additional threads have no CPU. A first pass
+     * may be slow because threads wake up. */
     const bool lacks_cpus = more && loses && time > 1.1 * tuned->last;
     const bool is_slow = !first && !loses && time > 1.5 * tuned->last;
     verdict found = lacks_cpus || is_slow ? NOT_FASTER : UNCLEAR;
@@ -302,8 +315,9 @@ void mp_tuner_note(mp_thread_tuner *tuner, const mp_pass_time *pass) {
     if (!tuned || pass->rows < 1 || pass->threads > tuner->threads || is_cut(tuner, pass))
         return;
     if (!tuned->trial) {
-        judge_loss(tuned, pass);
+        judge_loss(tuner, tuned, pass);
         (tuned->searching ? go_on : wait)(tuner, tuned, pass);
+        tuned->recent_ns = pass->ns;
         return;
     }
     const bool trial = tuned->blocks % 2;
@@ -317,6 +331,6 @@ void mp_tuner_note(mp_thread_tuner *tuner, const mp_pass_time *pass) {
     const int64_t other = pass->rows > tuned->rows ? pass->rows - tuned->rows : tuned->rows - pass->rows;
     if (other > tuned->rows / 8)
         tuned->trial = ++tuned->odd > ODD_PASSES ? 0 : tuned->trial;
-    else if (measure(tuned, pass) == FASTER)
+    else if (measure(tuner, tuned, pass) == FASTER)
         adopt(tuner, tuned);
 }

@@ -52,6 +52,7 @@ typedef struct mp_tuned { /* the measurements of one class of passes */
     bool changed; /* `crowded` changed: a reason to end the pause */
     /* time of which `lost_ns` was lost, not judged yet */
     uint64_t watched_ns, lost_ns;
+    uint64_t recent_ns; /* duration of the last pass outside a round */
     uint64_t paused_ns, pause_ns; /* begin and length of the pause */
     uint32_t pause_passes;        /* passes until it may end */
     /* a search tries several numbers, one in each round, and ends with a pause */
