@@ -27,8 +27,8 @@ static const uint64_t BLOCK_NS = 60 * MP_MS, MOVING_NS = 100 * MP_MS, LONG_NS = 
 static const uint64_t SOON_FIRST_NS = 250 * MP_MS, SOON_NS = 4000 * MP_MS;
 static const uint64_t LATE_FIRST_NS = 1000 * MP_MS, LATE_NS = 60000 * MP_MS;
 
-/* Time over which loss is judged: two dozen decode passes, or two passes with many rows. */
-static const uint64_t WINDOW_NS = 200 * MP_MS;
+/* Time over which loss is judged: another program that runs for some tens of milliseconds is no reason for a round. */
+static const uint64_t WINDOW_NS = 400 * MP_MS;
 
 static int bounded(double threads) {
     return threads >= MP_THREADS_MAX ? MP_THREADS_MAX : threads >= 1 ? (int)threads : 1;
@@ -273,7 +273,8 @@ static void adopt(mp_thread_tuner *tuner, mp_tuned *tuned) {
 
 /* Adds a pass to the round, and ends the round if it found nothing. */
 static verdict measure(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_pass_time *pass) {
-    const bool trial = tuned->blocks % 2, more = tuned->trial > tuned->base, first = tuned->count == 0;
+    const bool trial = tuned->blocks % 2, more = tuned->trial > tuned->base;
+    const int passes = tuned->count; /* those that count, with this one */
     const bool loses = (double)pass->lost_ns * pass->threads > much_loss(tuner, tuned) * (double)pass->watched_ns;
     double time;
     if (trial && !more && loses && tuned->moving_ns < MOVING_NS) { /* the system may still move them */
@@ -289,7 +290,7 @@ static verdict measure(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_p
     /* The trial is not worth another pass if it is much slower, or if its additional threads have no CPU. A first pass
      * may be slow because threads wake up. */
     const bool lacks_cpus = more && loses && time > 1.1 * tuned->last;
-    const bool is_slow = !first && !loses && time > 1.5 * tuned->last;
+    const bool is_slow = passes > 1 && !loses && !complete && tuned->block > 1.2 * passes * tuned->last;
     verdict found = lacks_cpus || is_slow ? NOT_FASTER : UNCLEAR;
     if (complete && found == UNCLEAR) {
         const double less = tuned->last - time, from = less - tuned->less;
