@@ -119,6 +119,12 @@ static int candidate(const mp_thread_tuner *tuner, const mp_tuned *tuned, int wh
     }
 }
 
+static void begin_pause(mp_tuned *tuned, uint64_t pause_ns, uint64_t now_ns) {
+    tuned->pause_ns = pause_ns;
+    tuned->paused_ns = now_ns;
+    tuned->pause_passes = 0;
+}
+
 static void begin_search(mp_tuned *tuned, bool up, int limit) {
     tuned->searching = true;
     tuned->changed = false;
@@ -126,6 +132,20 @@ static void begin_search(mp_tuned *tuned, bool up, int limit) {
     tuned->tried = 0;
     tuned->limit = limit;
     tuned->watched_ns = tuned->lost_ns = 0;
+}
+
+/* Other programs that take CPUs from one class take them from all: gives up the threads that another class gave up. The
+ * next round tries them again. */
+static void follow(const mp_thread_tuner *tuner, mp_tuned *tuned, int threads) {
+    const int before = threads < tuner->most ? threads : tuner->most;
+    tuned->followed = tuner->departures;
+    if (tuned->before > 0 || before <= tuner->left)
+        return;
+    tuned->before = before;
+    tuned->threads = tuner->left;
+    tuned->searching = tuned->judged = tuned->crowded = tuned->changed = false;
+    tuned->watched_ns = tuned->lost_ns = 0;
+    begin_pause(tuned, SOON_FIRST_NS, tuner->left_ns);
 }
 
 int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
@@ -139,6 +159,8 @@ int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
     }
     tuner->planned = tuned;
     tuner->worth = worth;
+    if (tuner->left > 0 && tuned->followed != tuner->departures && !tuned->trial)
+        follow(tuner, tuned, tuned->threads ? tuned->threads : worth);
     tuner->threads = tuned->threads ? tuned->threads : worth;
     if (tuned->trial)
         tuner->threads = tuned->blocks % 2 ? tuned->trial : tuned->base;
@@ -217,11 +239,11 @@ static void go_on(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_pass_t
         }
     }
     tuned->searching = false;
+    tuned->followed = tuner->departures;
     const bool soon = tuned->crowded || tuned->before > 0;
     const uint64_t first = soon ? SOON_FIRST_NS : LATE_FIRST_NS, longest = soon ? SOON_NS : LATE_NS;
     const uint64_t longer = tuned->pause_ns * (soon ? 2 : 4);
-    tuned->pause_ns = longer < first ? first : longer < longest ? longer : longest;
-    tuned->paused_ns = pass->ended_ns;
+    begin_pause(tuned, longer < first ? first : longer < longest ? longer : longest, pass->ended_ns);
     tuned->pause_passes = soon ? 8 : 64;
 }
 
@@ -254,12 +276,18 @@ static void wait(const mp_thread_tuner *tuner, mp_tuned *tuned, const mp_pass_ti
 }
 
 /* Uses the faster number, and tries the next one in the same direction: the other one leads back. */
-static void adopt(mp_thread_tuner *tuner, mp_tuned *tuned) {
+static void adopt(mp_thread_tuner *tuner, mp_tuned *tuned, uint64_t now_ns) {
     const bool up = tuned->trial > tuned->base;
-    if (tuned->crowded && !up && tuned->before == 0)
-        tuned->before = tuned->base;
-    if (tuned->trial >= tuned->before)
-        tuned->before = 0;
+    if (tuned->crowded && !up) {
+        tuned->before = tuned->before ? tuned->before : tuned->base;
+        tuned->followed = ++tuner->departures;
+        tuner->left = tuned->trial;
+        tuner->left_ns = now_ns;
+    } else if (tuned->before > 0 && tuned->trial >= tuned->before) {
+        tuned->before = tuner->left = 0;
+        for (int class = 0; class < MP_TUNER_CLASSES; class++)
+            tuner->classes[class].changed |= tuner->classes[class].before > 0;
+    }
     /* Without other programs, and with work for twice as many threads, only the memory makes fewer as fast. */
     if (!tuned->crowded && tuned->before == 0 && tuner->worth >= 2 * tuned->trial)
         mp_threads_set_learned((int)(tuned - tuner->classes), tuned->trial);
@@ -333,5 +361,5 @@ void mp_tuner_note(mp_thread_tuner *tuner, const mp_pass_time *pass) {
     if (other > tuned->rows / 8)
         tuned->trial = ++tuned->odd > ODD_PASSES ? 0 : tuned->trial;
     else if (measure(tuner, tuned, pass) == FASTER)
-        adopt(tuner, tuned);
+        adopt(tuner, tuned, pass->ended_ns);
 }

@@ -49,7 +49,8 @@ typedef struct mp_tuned { /* the measurements of one class of passes */
     bool begun;
     bool crowded; /* the threads in use lose much time to other programs */
     bool judged;  /* since the number in use changed, their loss was judged */
-    bool changed; /* `crowded` changed: a reason to end the pause */
+    bool changed; /* `crowded` changed, or another class uses its threads again: a reason to end the pause */
+    int followed; /* mp_thread_tuner.departures when this class last gave up threads, or kept them */
     /* time of which `lost_ns` was lost, not judged yet */
     uint64_t watched_ns, lost_ns;
     uint64_t recent_ns; /* duration of the last pass outside a round */
@@ -75,6 +76,9 @@ typedef struct mp_thread_tuner { /* belongs to one engine. Zeroed: ready for use
     int threads;       /* number planned */
     int most;          /* largest number of threads of a pass */
     int worth;         /* mp_threads_worth of the last plan */
+    /* the last time that a class gave up threads for other programs: the other classes follow it */
+    int departures, left;  /* number of these times, and threads that remained in use; 0: that class uses them again */
+    uint64_t left_ns;
 } mp_thread_tuner;
 
 /* Returns the number of threads for the next pass of `rows` rows, at least 1. `worth`: the result of mp_threads_worth

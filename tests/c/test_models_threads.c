@@ -209,6 +209,33 @@ MP_TEST(models_threads_tuner_leaves_busy_cpus_and_comes_back) {
     }
 }
 
+/* All classes of passes give up the threads that one class gave up for other programs: passes of 8 rows begin with the
+ * one thread that decoding has kept, and try two again once decoding has both back. Prompts that are faster with both
+ * return to them. */
+MP_TEST(models_threads_tuner_classes_follow) {
+    machine m = pair;
+    run passes = new_run(8);
+    MP_CHECK_INT(run_passes(&passes, &m, 1, 0), 2);
+    m.taken = 1;
+    passes.rows = 1;
+    MP_CHECK_INT(run_passes(&passes, &m, 5, 0), 1);
+    passes.rows = 8;
+    MP_CHECK_INT(run_passes(&passes, &m, 0, 1), 1);
+    MP_CHECK_INT(passes.trials, 0);
+    MP_CHECK_INT(run_passes(&passes, &m, 5, 0), 1);
+    m.taken = 0;
+    passes.rows = 1;
+    MP_CHECK_INT(run_passes(&passes, &m, 5, 0), 2);
+    passes.rows = 8;
+    MP_CHECK_INT(run_passes(&passes, &m, 0.5, 0), 2);
+    passes.rows = 1;
+    m.taken = 1;
+    MP_CHECK_INT(run_passes(&passes, &m, 5, 0), 1);
+    m.taken = 0; /* prompts have the CPU to themselves */
+    passes.rows = 512;
+    MP_CHECK_INT(run_passes(&passes, &m, 2, 8), 2);
+}
+
 /* Programs occupy three of eight CPUs, so that six and seven threads are as slow as eight. */
 MP_TEST(models_threads_tuner_leaves_several_cpus) {
     machine m = laptop;
