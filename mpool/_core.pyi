@@ -51,7 +51,7 @@ def learned_threads() -> tuple[int, int, int]:
     See csrc/models/threads.h.
     """
 
-def set_learned_threads(numbers: tuple[int, int, int]) -> None:
+def set_learned_threads(numbers: tuple[int, ...]) -> None:
     """Set these numbers for the models that load from now on."""
 
 def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:

@@ -193,7 +193,7 @@ MP_TEST(models_threads_tuner_finds_what_saturates_memory) {
 }
 
 /* A program occupies a CPU. Decoding, batches and prompts leave it within two seconds, or eight passes, try it again
- * without losing 1.5 %, and are back within five seconds of its end, or a dozen passes. */
+ * without losing 0.6 % (1.5 % if passes are long), and are back within five seconds of its end, or a dozen passes. */
 MP_TEST(models_threads_tuner_leaves_busy_cpus_and_comes_back) {
     static const int rows[] = {1, 8, 64, 512};
     for (int i = 0; i < 4; i++) {
@@ -203,7 +203,7 @@ MP_TEST(models_threads_tuner_leaves_busy_cpus_and_comes_back) {
         m.taken = 1;
         MP_CHECK_INT(run_passes(&passes, &m, 2, 8), 1);
         run_passes(&passes, &m, 60, 0);
-        MP_CHECK(passes.trials > 0 && cost(&passes, &m, 1) < 1.015);
+        MP_CHECK(passes.trials > 0 && cost(&passes, &m, 1) < (rows[i] < 512 ? 1.006 : 1.015));
         m.taken = 0;
         MP_CHECK_INT(run_passes(&passes, &m, 5, 12), 2);
     }
@@ -359,4 +359,8 @@ MP_TEST(models_threads_tuner_ignores_other_leases) {
     mp_tuner_plan(&tuner, 60, 1);
     note(&tuner, 60, 1, LONG);
     MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), 72);
+    mp_thread_tuner other = {.classes[0].recent_ns = 10000000};
+    mp_tuner_plan(&other, 60, 1);
+    note(&other, 60, 1, LONG); /* a pass that is long by chance makes no blocks of single passes */
+    MP_CHECK_INT(other.classes[0].length, 7);
 }
