@@ -143,6 +143,15 @@ void mp_team_barrier(const mp_team_thread *thread) {
     }
 }
 
+void mp_team_wait(const mp_team_thread *thread, mp_event_count *count, uint32_t seen) {
+    count_watch watch = {count, seen};
+    if (mp_spin(has_advanced, &watch, thread->region ? thread->region->spin_ns : 0, NULL, NULL))
+        return;
+    const uint64_t began_ns = mp_sys_now_ns();
+    mp_event_count_park(count, seen);
+    parked_ns += mp_sys_now_ns() - began_ns;
+}
+
 /* --- CPU time lost to other processes --- */
 
 typedef struct watch { /* readings of a thread's clocks at the start of a region */
@@ -300,7 +309,8 @@ static void take_helpers(mp_team *team, const mp_cpu_set *cpus, bool same_cpus, 
 void mp_team_lease_at(mp_team *team, const mp_team_place *places, int count, mp_lease *lease) {
     lease->team = team;
     lease->threads = lease->near = 1;
-    lease->cancelled = NULL;
+    lease->cancelled = lease->wanted = lease->runnable = lease->waiting = NULL;
+    lease->cut_short = false;
     lease->bound = false;
     lease->barrier_bound = false;
     lease->watched_ns = lease->lost_ns = 0;
@@ -333,6 +343,14 @@ void mp_team_return(mp_lease *lease) {
 bool mp_lease_poll(mp_lease *lease) {
     atomic_store_explicit(&lease->heartbeat, mp_sys_now_ns(), memory_order_relaxed);
     return lease->cancelled && atomic_load_explicit(lease->cancelled, memory_order_relaxed);
+}
+
+static bool exceeds(const _Atomic int *count, int most) {
+    return count && atomic_load_explicit(count, memory_order_relaxed) > most;
+}
+
+bool mp_lease_wanted(const mp_lease *lease) {
+    return exceeds(lease->wanted, 0) || exceeds(lease->runnable, 1) || exceeds(lease->waiting, 0);
 }
 
 static bool is_crowded(mp_team *team) {

@@ -20,6 +20,7 @@
 #ifndef MP_BASE_TEAM_H
 #define MP_BASE_TEAM_H
 
+#include "base/event_count.h"
 #include "base/sys.h"
 
 typedef struct mp_team mp_team;
@@ -43,6 +44,10 @@ typedef struct mp_lease {
     mp_team *team;
     int threads;                  /* >= 1 */
     const _Atomic int *cancelled; /* not 0 once every item of the step is cancelled; may be NULL */
+    /* Say that others wait: set if the worker got a request that it could begin now; the number of workers that have
+     * work, this one included; the number of threads that wait for CPUs. NULL: unknown. */
+    const _Atomic int *wanted, *runnable, *waiting;
+    bool cut_short;               /* set by the engine: the step ended early, because others waited */
     _Atomic uint64_t heartbeat;   /* time of the last mp_lease_poll in ns; read by the watchdog */
     int helpers[255];             /* private: indices of the helpers held */
     int near;                     /* number of threads at the first mp_team_place */
@@ -74,9 +79,13 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, vo
  * must agree whether to skip a barrier, so call this on thread 0 and share the result through memory and
  * mp_team_barrier. */
 bool mp_lease_poll(mp_lease *lease);
+/* Returns true if others wait for the end of the step. Thread-safe. */
+bool mp_lease_wanted(const mp_lease *lease);
 
 /* Barrier over the threads of a region, with release and acquire semantics. Does nothing when count is 1. */
 void mp_team_barrier(const mp_team_thread *thread);
+/* Waits as at a barrier, until `count` differs from `seen` (base/event_count.h). */
+void mp_team_wait(const mp_team_thread *thread, mp_event_count *count, uint32_t seen);
 /* A region of the calling thread alone, for code that needs a region but no team. */
 static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0, 0}; }
 /* Split [0, n) into thread->count contiguous ranges whose inner ends are multiples of `grain`; the range of this thread

@@ -88,8 +88,8 @@ bool mp_wire_refuse(mp_wire_in *in, const char *what) {
     return mp_channel_break(in->channel, what);
 }
 
-bool mp_get(mp_wire_in *in, void *data, size_t bytes) {
-    uint8_t *to = data;
+/* Read as many bytes as there are, and return the number of those that are missing. */
+static size_t read_bytes(mp_wire_in *in, uint8_t *to, size_t bytes) {
     while (bytes && !in->failed) {
         if (in->at == in->used) {
             if (in->last)
@@ -105,16 +105,21 @@ bool mp_get(mp_wire_in *in, void *data, size_t bytes) {
         to += part;
         bytes -= part;
     }
-    if (bytes)
-        memset(to, 0, bytes);
+    return bytes;
+}
+
+bool mp_get(mp_wire_in *in, void *data, size_t bytes) {
+    const size_t missing = read_bytes(in, data, bytes);
+    if (missing)
+        memset((uint8_t *)data + bytes - missing, 0, missing);
     return !in->failed;
 }
 
 void *mp_get_array(mp_wire_in *in, int64_t count, size_t size, bool *ok) {
     void *data = in->failed ? NULL : mp_alloc_array((size_t)count + 1, size, MP_TAG_REQUEST);
     *ok = *ok && data;
-    if (data)
-        mp_get(in, data, (size_t)count * size);
+    if (data) /* it is zeroed; writing zeros again would occupy gigabytes if `count` is corrupted */
+        read_bytes(in, data, (size_t)count * size);
     return data;
 }
 

@@ -33,6 +33,7 @@ void mp_kernels_init(void) {
         mp_avxvnni_dense(&t);
         mp_avxvnni_quant(&t);
         mp_avxvnni_rows(&t);
+        mp_avxvnni_attention(&t);
     }
 #endif
     if (features & MP_CPU_AVX512) {

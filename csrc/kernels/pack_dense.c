@@ -20,7 +20,7 @@ static int steps_of(mp_wkind kind, int32_t K) {
 size_t mp_pack_dense_panel_bytes(mp_wkind kind, int32_t K) {
     assert(kind == MP_W_F32 || kind == MP_W_BF16 || kind == MP_W_I8);
     const size_t step = MP_PANEL_N * 4;
-    return (size_t)steps_of(kind, K) * step + (kind == MP_W_I8 ? MP_PANEL_N * sizeof(float) : 0);
+    return (size_t)steps_of(kind, K) * step + (kind == MP_W_I8 ? 2 * MP_PANEL_N * sizeof(float) : 0);
 }
 
 /* Load items [k, k + n) of row `row` of src as floats. */
@@ -129,6 +129,13 @@ static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uin
             load_rotated(src, n0 + j, k, n, mp_hadamard_size(K), rows[j]);
         put_i8(rows, inverse, n, panel + (size_t)k * MP_PANEL_N);
     }
+    int32_t pairs[MP_PANEL_N] = {0};
+    for (int s = 0; s < steps_of(MP_W_I8, K); s++)
+        for (int j = 0; j < MP_PANEL_N; j++) {
+            const uint8_t *u = panel + (s * MP_PANEL_N + j) * 4;
+            pairs[j] += u[0] * u[1] + u[2] * u[3];
+        }
+    memcpy(scale + MP_PANEL_N, pairs, sizeof pairs);
 }
 
 void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {

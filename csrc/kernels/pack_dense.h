@@ -6,7 +6,8 @@
  *   F32   [K][32] fp32                              step k:  w[0..31][k]
  *   BF16  [ceil(K/32)*16][32][2] bf16               step s:  pairs (w[j][2s + 1], w[j][2s]), j = 0..31
  *   I8    [ceil(K/4)][32][4] u8 = q + 128           step s:  w[j][4s .. 4s + 3], j = 0..31
- *         then scale[32] fp32
+ *         then scale[32] fp32, then pairs[32] int32: sums of the products u[0] u[1] + u[2] u[3] of all steps, which
+ *         AVX2 subtracts
  *
  * BF16: vdpbf16ps adds the product of the odd slots first, then that of the even slots. The earlier input is therefore
  * in the odd slot, in weights and activations alike. K is padded to 32 inputs, the depth of an AMX tile.

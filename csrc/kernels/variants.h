@@ -43,6 +43,7 @@ void mp_avx2_attention(mp_kernel_table *table);
 void mp_avxvnni_dense(mp_kernel_table *table);
 void mp_avxvnni_quant(mp_kernel_table *table);
 void mp_avxvnni_rows(mp_kernel_table *table);
+void mp_avxvnni_attention(mp_kernel_table *table);
 #endif
 /* the avx512 functions check `features` (bits of base/cpu.h) for VNNI and BF16 */
 void mp_avx512_dense(mp_kernel_table *table, uint32_t features);

@@ -414,6 +414,8 @@ static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int 
     }
     /* The lease has fewer threads than CPUs if the system refused threads, or if forfeited leases still hold helpers:
      * return the other CPUs. */
+    lease->runnable = &allocator->runnable;
+    lease->waiting = &allocator->waiting;
     mp_core_lease surplus = split_off(allocator, cores, lease->threads);
     give_back(allocator, &surplus);
     return true;

@@ -77,6 +77,8 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
         mp_worker *worker = entry->workers[i];
         if (worker->awaits_masks && !worker->woken)
             mp_worker_wake(worker);
+        if (worker->in_step)
+            atomic_store_explicit(&worker->step_wanted, 1, memory_order_relaxed);
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
         if (worker->woken && !worker->in_step)

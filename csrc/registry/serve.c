@@ -494,13 +494,14 @@ static int offer(mp_worker *w, int n, int turn) {
 
 /* Plans a step for the first turn whose items have something to do. Returns the number of items offered. Sets *lost if
  * the engine was lost. */
-static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool *lost) {
+static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool alone, bool *lost) {
     int offered = 0, count;
     w->plan.count = 0;
     *lost = false;
     for (int turn = 0; !w->plan.count && !*lost && (count = offer(w, n, turn)) > 0; turn++) {
         offered = count;
         w->plan.threads = 1;
+        w->plan.alone = alone;
         w->plan.masks = w->plan.barrier_bound = false;
         w->plan.cost_ns = 0;
         w->engine->ops->plan(w->engine, w->offered, count, budget_ns, &w->plan);
@@ -528,6 +529,7 @@ static bool enter_step(mp_worker *w, uint64_t now_ns) {
     atomic_store_explicit(&w->lease.heartbeat, now_ns, memory_order_relaxed);
     mp_watch_reset(&w->watch, now_ns);
     atomic_store_explicit(&w->step_cancelled, live == 0, memory_order_release);
+    atomic_store_explicit(&w->step_wanted, entry->queue.count > 0, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
     return live > 0;
 }
@@ -540,8 +542,9 @@ static void serve_run_mean(double *mean, double sample) {
     *mean += ((sample < 4 * *mean ? sample : 4 * *mean) - *mean) / 16;
 }
 
-/* Ends a step that was offered n items. Returns true if the worker was abandoned meanwhile. */
-static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
+/* Ends a step that was offered n items. cut_short: the step did less than planned. Returns true if the worker was
+ * abandoned meanwhile. */
+static bool leave_step(mp_worker *w, int n, uint64_t took_ns, bool cut_short) {
     mp_entry *entry = w->entry;
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
@@ -552,7 +555,7 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     for (int i = 0; i < w->plan.count && !dead; i++)
         mp_ticket_set_state(w->plan.items[i]->ticket, MP_TICKET_ADMITTED);
     w->step_ns += took_ns;
-    if (!dead && w->plan.cost_ns) {
+    if (!dead && w->plan.cost_ns && !cut_short) {
         double pace = (double)took_ns / (double)w->plan.cost_ns;
         serve_run_mean(&entry->pace, pace);
         if (w->plan.count < n)
@@ -726,10 +729,11 @@ static bool serve_step(mp_worker *w) {
     bool alone = w->active_count == 1 && entry->queue.count == 0;
     mp_mutex_unlock(&entry->lock);
     uint64_t budget_ns = services->step_budget_ns;
-    if (alone && !mp_cpu_allocator_contended(services->allocator_pinned))
+    alone = alone && !mp_cpu_allocator_contended(services->allocator_pinned);
+    if (alone)
         budget_ns *= ALONE_FACTOR;
     bool lost;
-    n = plan_step(w, n, budget_ns, &lost);
+    n = plan_step(w, n, budget_ns, alone, &lost);
     if (lost) { /* no step was running, but an offered request may be the cause */
         for (int i = 0; i < n; i++)
             lost_with(w, w->offered[i]->ticket);
@@ -759,8 +763,9 @@ static bool serve_step(mp_worker *w) {
         w->engine->ops->step(w->engine, &w->lease, &w->plan, w->outcomes);
     }
     uint64_t now_ns = mp_sys_now_ns(), took_ns = now_ns - began_ns;
+    const bool cut_short = w->lease.cut_short;
     mp_worker_return_threads(w);
-    if (leave_step(w, n, live ? took_ns : 0))
+    if (leave_step(w, n, live ? took_ns : 0, cut_short))
         return false;
     if (!live)
         return true;

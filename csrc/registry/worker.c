@@ -154,6 +154,7 @@ bool mp_worker_lease(mp_worker *worker, int want) {
                                                                  &worker->cores, plan_is_stale, worker))
         return false;
     worker->lease.cancelled = &worker->step_cancelled;
+    worker->lease.wanted = &worker->step_wanted;
     mp_mutex_lock(&entry->lock);
     worker->threads = worker->lease.threads;
     worker->moving = false;

@@ -22,6 +22,8 @@ _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
 IMAGE_PARTS = ("image", "image_url", "input_image")
 #: Types of message parts that no model of mpool reads.
 _OTHER_PARTS = ("input_audio", "audio", "video", "video_url", "input_video", "file")
+#: Values of ``detail`` of an image that select a number of tokens.
+DETAILS = ("low", "high", "original")
 #: Maximum number of frames of a video.
 MAX_FRAMES = 768
 _FRAMES = ('Pass the frames of the video: {"type": "video", "video": [frame, ...], "fps": 2}, or "timestamps" '
@@ -230,11 +232,13 @@ class NamedImage:
         name: its name.
         detail: ``detail`` of OpenAI's API, which selects the number of tokens if the model has a choice: ``"low"``,
             ``"high"`` or ``"original"``; others select the usual number.
+        tokens: the usual number of tokens, if it is not the model's.
     """
 
     image: Any
     name: str
     detail: Any = None
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from math import ceil, floor, prod, sqrt
 from typing import TYPE_CHECKING
 
@@ -270,6 +271,8 @@ def frame_size(settings: VisionSettings, count: int, height: int, width: int) ->
     """
     video, unit = settings.video, settings.image.patch_size * settings.merge
     assert video is not None
+    if video.mark_token_id is None:
+        return settings.image.image_size, settings.image.image_size
     if video.pixels is None:
         return height // unit * unit, width // unit * unit
     least, most = video.pixels
@@ -313,6 +316,8 @@ def resize_frame(image: Image, settings: VisionSettings, size: tuple[int, int], 
     if (height, width) != first:
         raise InvalidArgument(param=name, got=f"{width} x {height} pixels",
                               allowed=f"{first[1]} x {first[0]} pixels, as the first frame")
+    if settings.video.mark_token_id is None:
+        return _split(image, replace(settings, split=False, longest=settings.video.longest)).tiles[0]
     if settings.video.pixels is None:
         return np.asarray(image)[:size[0], :size[1]]
     return np.asarray(image.resize(size[::-1], resample=settings.video.resample))  # type: ignore[arg-type]
@@ -347,6 +352,8 @@ def tile_video(frames: list[NDArray[np.uint8]], times: Sequence[float], settings
         positions: without texts: result of :func:`frame_positions`.
     """
     assert settings.video is not None
+    if settings.video.mark_token_id is None:
+        return _with_clock(frames, times, rows_of(settings, *frames[0].shape[:2]))
     size, times = settings.video.frames, list(times)
     missing = -len(frames) % size
     frames, times = frames + frames[-1:] * missing, times + times[-1:] * missing
@@ -358,6 +365,33 @@ def tile_video(frames: list[NDArray[np.uint8]], times: Sequence[float], settings
         placeholders += [f"<{(times[at] + times[at + size - 1]) / 2:.1f} seconds>{around[0]}",
                          PlaceholderRun(size, rows, frames=size > 1), around[1]]
     return TiledImage(frames, placeholders, True)
+
+
+_ONES = ("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+         "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
+_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+def _words(number: int) -> str:
+    """Return a number of 1 to 999 in English words, as the package num2words writes it."""
+    if number < 20:
+        return _ONES[number]
+    if number < 100:
+        return _TENS[number // 10] + ("-" + _ONES[number % 10] if number % 10 else "")
+    return f"{_ONES[number // 100]} hundred" + (f" and {_words(number % 100)}" if number % 100 else "")
+
+
+def _with_clock(frames: list[NDArray[np.uint8]], times: Sequence[float], rows: int) -> TiledImage:
+    """Return the frames of a video as images, each after its time, as in transformers' SmolVLMProcessor. The time of
+    the last frame counts as the video's duration."""
+    placeholders: list[str | PlaceholderRun] = []
+    before = (f"You are provided the following series of {_words(len(frames))} frames from a "
+              f"{timedelta(seconds=int(times[-1]))} [H:MM:SS] video.\n")
+    for at in times:
+        placeholders += [f"{before}\nFrame from {int(at // 60):02d}:{int(at % 60):02d}:{_AROUND}<global-img>",
+                         PlaceholderRun(1, rows)]
+        before = _AROUND
+    return TiledImage(frames, [*placeholders, f"{_AROUND}\n\n"], True)
 
 
 # ---- Gemma 3: the whole image, then crops of a long one ("pan and scan") ---------------------------------------------

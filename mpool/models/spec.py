@@ -377,7 +377,8 @@ class VideoSettings:
     """Settings of a vision model for the frames of a video, of which each part has a few.
 
     Attributes:
-        mark_token_id: id of the token that the chat template writes for a video.
+        mark_token_id: id of the token that the chat template writes for a video. None: the template knows no videos;
+            each frame is an image of one tile after a text with its time.
         around: ids of the tokens before and after the placeholders of a part, which follows a text with its time; None:
             there is no text between parts, and M-RoPE has their times.
         frames: number of frames of a part.
@@ -387,15 +388,22 @@ class VideoSettings:
             together have at most 90 % of it. None: no such limit.
         resample: Pillow's number of the resampling filter.
         per_second: without ``around``: positions of M-RoPE per second of the video; None: one per part.
+        longest: without ``mark_token_id``: as in :class:`VisionSettings`, for frames.
     """
 
-    mark_token_id: int
+    mark_token_id: int | None
     around: tuple[int, int] | None
     frames: int
     pixels: tuple[int, int] | None
     most_rows: int | None
     resample: int
     per_second: float | None = None
+    longest: int | None = None
+
+    @property
+    def in_positions(self) -> bool:
+        """True if M-RoPE has the times of parts."""
+        return self.mark_token_id is not None and self.around is None
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,10 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
     prompt, cold = context.check_text(body.prompt, "prompt"), not _resident(context, served)
     options = {**await context.converted(lambda: sampling(context, served, body)), **keep_alive_options(body)}
     pool = context.state.pool
+    if (body.suffix or body.raw) and body.options is not None and body.options.image_tokens is not None:
+        kind = "suffix" if body.suffix else "raw"
+        context.ignore("options.image_tokens", f"`options.image_tokens` must be absent: a request with `{kind}` has no "
+                                               "images.", "image_tokens")
     if body.suffix:
         if body.system or body.images:
             raise Refusal("invalid_value", "`suffix` cannot be used with `system` or `images`.", "suffix")

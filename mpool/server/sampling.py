@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..conversation.messages import DETAILS
 from ..host import native_calls
 from .errors import Refusal
 from .models import is_missing
@@ -46,8 +49,8 @@ def sampling(context: Context, served: ServedModel, body: SamplingFields, most: 
     return found
 
 
-async def image_tokens(context: Context, served: ServedModel, given: int | None,
-                       name: str = "image_tokens") -> dict[str, Any]:
+async def image_tokens(context: Context, served: ServedModel, given: int | None, name: str = "image_tokens",
+                       messages: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Convert the maximum number of tokens per image to an option of the library. Without it, an alias may have one.
 
     Args:
@@ -55,6 +58,7 @@ async def image_tokens(context: Context, served: ServedModel, given: int | None,
         served: The model. If its images have a fixed number of tokens, or it takes none, it ignores the field.
         given: Value of the field; None: it is absent.
         name: Field of the request, for errors.
+        messages: Messages of the library with images whose ``detail`` takes precedence over the number of an alias.
 
     Raises:
         Refusal: The model ignores the field, and the server is strict.
@@ -65,7 +69,13 @@ async def image_tokens(context: Context, served: ServedModel, given: int | None,
     vision = await native_calls.REQUESTS.arun(lambda: served.model.description.vision)
     if vision is not None and vision.rows_allowed:
         context.names["image_tokens"] = name
-        return {"image_tokens": tokens}
+        images = [part for message in messages if isinstance(message.get("content"), list)
+                  for part in message["content"] if part["type"] == "image"]
+        if given is not None or not any(part.get("detail") in DETAILS for part in images):
+            return {"image_tokens": tokens}
+        for part in images:
+            part["image"] = replace(part["image"], tokens=tokens)
+        return {}
     if given is not None:
         context.ignore(name, f"`{name}` must be absent: this model has no choice of tokens per image.", name)
     return {}

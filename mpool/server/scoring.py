@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from ..errors import MpoolError
 from ..host import native_calls
 from ..search import cosines
 from ..tasks.running import counted
@@ -92,32 +93,41 @@ async def score(context: Context, body: ScoreRequest) -> Response:
         context, **{name: getattr(body, name) for name in (one, two)}))
     for name, inputs in ((one, first), (two, second)):
         context.check_inputs(inputs, name, context.state.max_inputs)
-    if len(first) == 1:  # otherwise each query has a list of its documents, of another order
-        context.names |= {"query": one, "documents": two}
+    context.names |= {one: one, two: two}  # errors of both functions have these names
     settings = await embedding_of(served)
     if is_missing(served) or settings is not None and settings.scores:
-        scores, tokens = await _ranked(context, served, first * (len(second) // len(first)), second, prompt)
+        scores, tokens = await _ranked(context, served, (one, two), first, second, prompt)
     else:
-        places = (f"{name}[{at}]" for name, inputs in ((one, first), (two, second)) for at in range(len(inputs)))
-        context.names |= {f"inputs[{at}]": place for at, place in enumerate(places)}
-        scores, tokens = await _cosines(context, served, first, second, prompt)
+        scores, tokens = await _cosines(context, served, (one, two), first, second, prompt)
     return json_response(ScoreResponse(f"score-{context.id}", int(time.time()), body.model,
                                        [Score(at, value) for at, value in enumerate(scores)],
                                        InputUsage(tokens, tokens)))
 
 
-async def _ranked(context: Context, served: ServedModel, queries: list[Any], documents: list[Any],
-                  prompt: str | None) -> tuple[list[float], int]:
-    """Score pairs with a reranker. Returns the scores, and the number of prompt tokens."""
+async def _ranked(context: Context, served: ServedModel, fields: tuple[str, str], queries: list[Any],
+                  documents: list[Any], prompt: str | None) -> tuple[list[float], int]:
+    """Score pairs with a reranker. Returns the scores, and the number of prompt tokens. ``fields``: names of both
+    sides, for errors."""
     places: dict[Any, tuple[Any, list[int]]] = {}
-    for at, query in enumerate(queries):
+    for at in range(len(documents)):
+        query = queries[at % len(queries)]
         places.setdefault(query if isinstance(query, str) else id(query), (query, []))[1].append(at)
+
+    async def ranked(query: Any, found: list[int]) -> tuple[Any, int]:
+        try:
+            return await counted(RERANK, context.state.pool, {
+                "query": query, "documents": [documents[at] for at in found], **options})
+        except MpoolError as error:  # the documents of a query have another order than those of the client
+            error.rename({"query": fields[0] if len(queries) == 1 else f"{fields[0]}[{found[0]}]",
+                          "documents": fields[1],
+                          **{f"documents[{at}]": f"{fields[1]}[{place}]" for at, place in enumerate(found)}})
+            raise
+
     options = {**served.target, **({} if prompt is None else {"prompt": prompt})}
     scores, total, waiting = [0.0] * len(documents), 0, list(places.values())
     for begin in range(0, len(waiting), _CONCURRENT):
         part = waiting[begin:begin + _CONCURRENT]
-        done = await run_concurrently([counted(RERANK, context.state.pool, {
-            "query": query, "documents": [documents[at] for at in found], **options}) for query, found in part])
+        done = await run_concurrently([ranked(query, found) for query, found in part])
         for (_, found), (ranking, tokens) in zip(part, done):
             total += tokens
             for one in ranking.results:
@@ -125,13 +135,18 @@ async def _ranked(context: Context, served: ServedModel, queries: list[Any], doc
     return scores, total
 
 
-async def _cosines(context: Context, served: ServedModel, first: list[Any], second: list[Any],
-                   prompt: str | None) -> tuple[list[float], int]:
-    """Compare embeddings. Returns the cosines, and the number of prompt tokens."""
+async def _cosines(context: Context, served: ServedModel, fields: tuple[str, str], first: list[Any],
+                   second: list[Any], prompt: str | None) -> tuple[list[float], int]:
+    """Compare embeddings. Returns the cosines, and the number of prompt tokens. ``fields``: as for :func:`_ranked`."""
     if prompt is not None:
         field = context.field_of("prompt")
         raise Refusal("unsupported_parameter", f"`{field}` requires a reranker.", field)
-    rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, **served.target})
+    try:
+        rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, **served.target})
+    except MpoolError as error:
+        places = (f"{name}[{at}]" for name, inputs in zip(fields, (first, second)) for at in range(len(inputs)))
+        error.rename({f"inputs[{at}]": place for at, place in enumerate(places)})
+        raise
     return await native_calls.REQUESTS.arun(cosines, rows[:len(first)], rows[len(first):]), tokens
 
 

@@ -12,8 +12,8 @@ from ..host import native_calls
 from ..tasks.running import chat_ids
 from . import formats
 from .errors import Refusal
-from .fields import Fields, Name, Token
-from .openai.chat import message_of, prompt_end, template_variables
+from .fields import Fields, ImageTokens, Name, Token
+from .openai.chat import message_of, prompt_end, template_variables, tokens_per_image
 from .openai.structs import Message, Messages, turns_of
 from .operations import Context, Operation, check_response, encode_checked
 from .sampling import image_tokens
@@ -29,7 +29,8 @@ class TokenizeRequest(Fields, kw_only=True):
     """A ``prompt``, or ``messages`` for the chat template of the model. Without ``model``, the server uses the only
     model with a tokenizer among those that it was started with, or, if none of these has a tokenizer, among those that
     requests have used. ``add_special_tokens`` adds the tokens that the model expects around a prompt (default true).
-    Names of control tokens in texts are plain text. ``chat_template_kwargs`` are variables of the chat template."""
+    Names of control tokens in texts are plain text. ``chat_template_kwargs`` are variables of the chat template.
+    ``image_tokens`` and ``mm_processor_kwargs`` are as for :class:`ChatRequest`."""
 
     model: Name | None = None
     prompt: str | None = None
@@ -39,6 +40,8 @@ class TokenizeRequest(Fields, kw_only=True):
     continue_final_message: bool | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    image_tokens: ImageTokens | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 
@@ -86,7 +89,8 @@ async def tokenize(context: Context, body: TokenizeRequest) -> Response:
 
 
 async def _prompt_ids(context: Context, served: ServedModel, body: TokenizeRequest) -> list[int]:
-    for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+    for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs", "image_tokens",
+                 "mm_processor_kwargs"):
         if getattr(body, name) is not None:
             raise Refusal("invalid_value", f"`{name}` requires `messages`.", name)
     text = context.check_text(body.prompt or "", "prompt")
@@ -106,7 +110,8 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
                 formats.tool_options(body.tools))
 
     converted, options = await context.converted(convert)
-    options |= await image_tokens(context, served, None)  # an alias may have a number
+    options |= await image_tokens(context, served, *await context.converted(lambda: tokens_per_image(context, body)),
+                                  converted)
     return await chat_ids(context.state.pool, converted, served.model, {"template_options": variables, **options})
 
 

@@ -210,15 +210,17 @@ def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledI
     token = tokenizer.token_text(settings.image_token_id) if settings.image_token_id >= 0 else None
     mark = token if settings.mark_token_id is None else tokenizer.token_text(settings.mark_token_id)
     char = None if token else placeholder_char(messages)
+    if settings.video is not None and settings.video.mark_token_id is None:
+        messages = [{**message, "content": _as_images(message["content"])} for message in messages]
     if mark is None or probe and not template.accepts_image_parts(mark):
         # the template supports text only: each image becomes a line of the text
         mark = placeholder_char(messages)
         messages = [{**message, "content": _join_parts(message["content"], mark + "\n")} for message in messages]
-    marks = [mark]
-    if settings.video is not None and any(cut.is_video for cut in cuts):
-        marks.append(tokenizer.token_text(settings.video.mark_token_id))
-    shown = ImageTexts(marks, [int(cut.is_video) for cut in cuts], [cut.text(token or char or "") for cut in cuts],
-                       char)
+    marks, own = [mark], None if settings.video is None else settings.video.mark_token_id
+    if own is not None and any(cut.is_video for cut in cuts):
+        marks.append(tokenizer.token_text(own))
+    kinds = [len(marks) - 1 if cut.is_video else 0 for cut in cuts]
+    shown = ImageTexts(marks, kinds, [cut.text(token or char or "") for cut in cuts], char)
     prompt = template.prompt(messages, tokenizer, images=shown, deadline=deadline, **options)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too
@@ -226,6 +228,15 @@ def place_images(entry: Entry, messages: list[dict[str, Any]], cuts: list[TiledI
         ids = np.concatenate([np.array(prefix, dtype=np.int32), ids])
     ids, prompt_images = vision.expand(entry, ids, cuts, check_context)
     return prompt._replace(ids=ids), prompt_images
+
+
+def _as_images(content: Any) -> Any:
+    """Return the parts of a message's content with an image for each video. A template of SmolVLM writes a space before
+    a content that begins with a text or a video, and none before an image: the empty text yields the space."""
+    if not isinstance(content, list):
+        return content
+    return [made for part in content for made in (
+        [{"type": "text", "text": ""}, {"type": "image"}] if part["type"] == "video" else [part])]
 
 
 def _join_parts(content: Any, image: str) -> Any:

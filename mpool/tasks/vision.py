@@ -36,6 +36,8 @@ _KEY_BYTES = 16
 _MAX_PATCHES = 16384
 #: Maximum position in time of frames, as in the C core.
 _MAX_TIME = 1 << 17
+#: Maximum time in seconds that a text before a frame states.
+_MAX_SECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,16 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
     details = {"low": min(allowed), "high": min((one for one in allowed if one > (settings.rows or 0)),
                                                 default=max(allowed)),
                "original": max(allowed)} if allowed and tokens is None else {}
-    if tokens is not None:
+
+    def limited(tokens: int | None) -> VisionSettings:
+        if tokens is None:
+            return settings
         if tokens not in allowed:
             refuse("image_tokens", tokens, ", ".join(map(str, allowed)) + " or None" if allowed else
                    "None: images of this model have a fixed number of tokens")
-        settings = replace(settings, rows=tokens)
+        return replace(settings, rows=tokens)
 
+    limited(tokens)
     def converted(given: NamedImage, convert: Callable[[Any], Any]) -> Any:
         return convert_image(given.image, given.name, convert, allow_urls=allow_urls,
                              timeout=_deadlines.remaining(deadline, entry.key))
@@ -93,7 +99,7 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
             _check_context(entry, sum(run.rows for one in found for run in one.runs), len(found), len(found))
             continue
         rows = details.get(given.detail) if isinstance(given.detail, str) else None
-        own = settings if rows is None else replace(settings, rows=rows)
+        own = limited(tokens or rows or given.tokens)
         found.append(converted(given, partial(tile_image, settings=own, name=given.name)))
     return found
 
@@ -104,7 +110,10 @@ def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> Ti
     if settings.video is None:
         raise Unsupported(f"`{given.name}` has frames of a video; this model takes images only", param=given.name,
                           hint="Pass frames as images, or use a model such as Qwen3-VL")
-    if settings.video.around is None:
+    if settings.video.mark_token_id is None and given.times[-1] > _MAX_SECONDS:
+        raise InvalidArgument(param=given.name_of_times, got=f"{given.times[-1]:.6g} seconds",
+                              allowed=f"at most {_MAX_SECONDS:,.0f} seconds")
+    if settings.video.in_positions:
         span, rate = given.times[-1] - given.times[0], settings.video.per_second
         if rate is not None and not span * rate <= _MAX_TIME:
             raise InvalidArgument(param=given.name_of_times, got=f"{span:.6g} seconds",
@@ -119,10 +128,10 @@ def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> Ti
     _check_context(entry, rows_of(settings, *size) * -(-len(given.frames) // settings.video.frames), 1, 1)
     frames = [converted(one, partial(resize_frame, settings=settings, size=size, first=(height, width), name=one.name))
               for one in given.frames]
-    if settings.video.around is None:
-        return tile_video(frames, given.times, settings, None, positions)
-    before, after = map(entry.tokenizer().token_text, settings.video.around)
-    return tile_video(frames, given.times, settings, (before, after))
+    around = settings.video.around
+    texts = None if around is None else (entry.tokenizer().token_text(around[0]),
+                                         entry.tokenizer().token_text(around[1]))
+    return tile_video(frames, given.times, settings, texts, positions)
 
 
 def _size_of(image: Any) -> tuple[int, int]:

@@ -14,6 +14,7 @@ ABSENT void mp_avx512_attention(mp_kernel_table *table, uint32_t features) { (vo
 #if defined(MP_TARGET_AVXVNNI_BEGIN)
 ABSENT void mp_avxvnni_quant(mp_kernel_table *table) { (void)table; }
 ABSENT void mp_avxvnni_rows(mp_kernel_table *table) { (void)table; }
+ABSENT void mp_avxvnni_attention(mp_kernel_table *table) { (void)table; }
 #endif
 #if defined(MP_TARGET_AMX_BEGIN)
 ABSENT void mp_amx_dense(mp_kernel_table *table) { (void)table; }
@@ -29,4 +30,5 @@ ABSENT void modelled_amx_attention(mp_kernel_table *table) { (void)table; }
 ABSENT void modelled_avxvnni_dense(mp_kernel_table *table) { (void)table; }
 ABSENT void modelled_avxvnni_quant(mp_kernel_table *table) { (void)table; }
 ABSENT void modelled_avxvnni_rows(mp_kernel_table *table) { (void)table; }
+ABSENT void modelled_avxvnni_attention(mp_kernel_table *table) { (void)table; }
 #endif

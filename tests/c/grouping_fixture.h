@@ -13,7 +13,7 @@ static inline mp_outcome end_call(tiny_model *tiny, mp_request *call, uint64_t b
     uint64_t cost;
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.request, &cost, &item.total, &error), &error);
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     do {
         tiny->engine->ops->plan(tiny->engine, items, 1, budget_ns, &plan);

@@ -233,7 +233,7 @@ static inline mp_status hostile_live(mp_spec *spec, int kind, mp_compute compute
     mp_item *planned[1] = {&item};
     mp_outcome outcomes[MP_PLAN_MAX];
     do {
-        mp_plan plan;
+        mp_plan plan = {0};
         engine->ops->plan(engine, planned, 1, UINT64_MAX, &plan);
         engine->ops->step(engine, &lease, &plan, outcomes);
     } while (outcomes[0] == MP_OUTCOME_MORE);

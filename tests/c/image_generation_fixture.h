@@ -313,7 +313,7 @@ static inline void admit_call(tiny_model *tiny, bool flux, mp_item *item) {
 static inline void serve_alone(tiny_model *tiny, mp_item *item) {
     mp_error error;
     mp_item *items[1] = {item};
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     uint64_t cost;
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, item->request, &cost, &item->total, &error), &error);

@@ -587,7 +587,7 @@ static inline mp_status tiny_live(void *arg, mp_error *error) {
         MP_TRY_GOTO(model->ops->check(model, items[i].request, &cost, &items[i].total, error));
         MP_TRY_GOTO(engine->ops->admit(engine, &items[i], error));
         mp_item *planned[1] = {&items[i]};
-        mp_plan plan;
+        mp_plan plan = {0};
         mp_outcome outcomes[MP_PLAN_MAX];
         do {
             engine->ops->plan(engine, planned, 1, life->budget_ns ? life->budget_ns : UINT64_MAX, &plan);

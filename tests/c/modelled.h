@@ -17,5 +17,6 @@ void modelled_amx_attention(mp_kernel_table *table);
 void modelled_avxvnni_dense(mp_kernel_table *table);
 void modelled_avxvnni_quant(mp_kernel_table *table);
 void modelled_avxvnni_rows(mp_kernel_table *table);
+void modelled_avxvnni_attention(mp_kernel_table *table);
 
 #endif

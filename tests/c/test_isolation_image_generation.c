@@ -40,7 +40,7 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
         for (int seed = 0; seed < 4; seed++) {
             mp_test_random random = {(uint64_t)seed};
             mp_item item = {0}, *items[1] = {&item};
-            mp_plan plan;
+            mp_plan plan = {0};
             mp_outcome outcomes[MP_PLAN_MAX] = {MP_OUTCOME_MORE};
             uint64_t cost;
             int moves = 0, which = 0;

@@ -61,7 +61,7 @@ static uint64_t hash_of(const tiny_job *job) {
 
 static void run_to_end(mp_engine *engine, mp_lease *lease, tiny_job *job) {
     mp_item *items[1] = {&job->item};
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     mp_error error;
     MP_CHECK_OK(engine->ops->admit(engine, &job->item, &error), &error);
@@ -119,7 +119,7 @@ MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
             }
             if (n == 0)
                 continue;
-            mp_plan plan;
+            mp_plan plan = {0};
             mp_outcome outcomes[MP_PLAN_MAX];
             engine->ops->plan(engine, items, n, 1 + mp_test_random_u64(&random) % 2000000, &plan);
             MP_CHECK(plan.count >= 1);
@@ -172,7 +172,7 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
         mp_outcome outcomes[MP_PLAN_MAX] = {MP_OUTCOME_MORE};
         for (int turn = 0; outcomes[0] != MP_OUTCOME_DONE; turn++) {
             mp_engine *with = k ? it->engine[turn % 2] : engine;
-            mp_plan plan;
+            mp_plan plan = {0};
             MP_CHECK_OK(with->ops->admit(with, &item, &error), &error);
             with->ops->plan(with, items, 1, 1, &plan); /* 1 ns: the smallest amount */
             with->ops->step(with, k ? &it->lease : lease, &plan, outcomes);

@@ -63,6 +63,7 @@ static void fill(mp_kernel_table *table, uint32_t bit, const char *name, fill_fu
 REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_dense)
 REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_quant)
 REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_rows)
+REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_attention)
 #endif
 #if defined(MP_TARGET_AMX_BEGIN)
 REPLACE(MP_CPU_AMX, "amx model", amx_dense)
@@ -109,7 +110,7 @@ MP_TEST(kernels_modelled_avxvnni_slots) {
     int seen = 0;
     for (int i = 0; i < mp_kernels_count(); i++)
         seen += strcmp(mp_kernels_variant(i), "avxvnni model") == 0;
-    MP_CHECK_INT(seen, 26);
+    MP_CHECK_INT(seen, 34);
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avxvnni model");
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "avxvnni model");
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_stored_q4_k), "avxvnni model");

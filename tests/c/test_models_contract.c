@@ -68,7 +68,7 @@ static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *kno
         make_job(tiny, &job, i);
         tiny_job_admit(tiny, &job);
         mp_item *items[1] = {&job.item};
-        mp_plan plan;
+        mp_plan plan = {0};
         mp_outcome outcomes[MP_PLAN_MAX];
         do {
             tiny->engine->ops->plan(tiny->engine, items, 1, UINT64_MAX, &plan);

@@ -186,7 +186,7 @@ MP_TEST(models_image_generation_sizes_recorded) {
         mp_error error;
         tiny_model tiny;
         mp_item item = {0}, *items[1] = {&item};
-        mp_plan plan;
+        mp_plan plan = {0};
         mp_outcome outcomes[MP_PLAN_MAX];
         uint64_t got[COUNT], steps[MAX] = {0};
         int count = 0;
@@ -251,7 +251,7 @@ MP_TEST(models_image_generation_nan_fails_its_request) {
     tiny_model tiny;
     mp_item item = {0}, next = {0}, *items[1] = {&item};
     uint64_t cost;
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
     MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);

@@ -35,7 +35,7 @@ static void set_token_ns(tiny_model *tiny, uint64_t ns) {
 
 /* The texts of each item in a step of `tokens` tokens; -1 for an item that is not in it. */
 static void plan_of(tiny_model *tiny, mp_item **items, int n, int64_t tokens, int *texts) {
-    mp_plan plan;
+    mp_plan plan = {0};
     uint64_t all = 0;
     set_token_ns(tiny, TOKEN_NS);
     tiny->engine->ops->plan(tiny->engine, items, n, (uint64_t)tokens * TOKEN_NS, &plan);

@@ -23,7 +23,7 @@ static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t
     MP_CHECK_OK(make_call(flux, 2, &item.request, &error), &error);
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.request, &cost, &item.total, &error), &error);
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     int steps = 0;
     most_used = 0;
@@ -216,7 +216,7 @@ static bool same_position(const mp_diff_position *a, const mp_diff_position *b) 
 /* Run a step of one block, and cancel it at reading number `at` of the clock; 0: never. */
 static mp_outcome run_one(tiny_model *tiny, mp_item *item, int at) {
     mp_item *items[1] = {item};
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     tiny->engine->ops->plan(tiny->engine, items, 1, 0, &plan);
     atomic_store(&unwanted, 0);

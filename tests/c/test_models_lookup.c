@@ -287,7 +287,7 @@ MP_TEST(models_lookup_plan_shares_a_step) {
         offsets[t] = (int64_t)t * SHORT;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mp_item items[2] = {0}, *list[2] = {&items[0], &items[1]};
-        mp_plan plan;
+        mp_plan plan = {0};
         for (int k = 0; k < 2; k++) {
             mp_embedding_request *call;
             MP_CHECK_OK(make_embedding_request(k ? cases[i].second : cases[i].first, ids, offsets, NULL, &call, &error),

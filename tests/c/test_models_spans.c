@@ -58,7 +58,7 @@ static mp_text_engine *engine_of(tiny_model *tiny) { return (mp_text_engine *)ti
 /* Run a step of n jobs with this time budget, and retire those that it completes. */
 static void step_all(tiny_model *tiny, tiny_job *const *jobs, int n, uint64_t budget_ns) {
     mp_item *items[2];
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     for (int j = 0; j < n; j++)
         items[j] = &jobs[j]->item;
@@ -318,7 +318,7 @@ MP_TEST(models_spans_wait_for_memory_of_the_whole_image) {
     tiny_model tiny;
     tiny_job image;
     mp_item *item = &image.item;
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     int32_t cached;
     load_long(&tiny, false, true, 1);

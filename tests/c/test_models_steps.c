@@ -135,7 +135,7 @@ MP_TEST(models_steps_plan_prefills) {
         items[i] = &jobs[i].item;
     }
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        mp_plan plan;
+        mp_plan plan = {0};
         uint64_t rows = 0;
         tiny.engine->ops->plan(tiny.engine, items, 3, cases[c].rows * ROW_NS, &plan);
         MP_CHECK_INT(plan.count, cases[c].count);

@@ -69,7 +69,7 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
         tiny_job_admit(tiny, &jobs[0]);
         while (!jobs[0].done) {
             mp_item *items[1] = {&jobs[0].item};
-            mp_plan plan;
+            mp_plan plan = {0};
             tiny->engine->ops->plan(tiny->engine, items, 1, UINT64_MAX, &plan);
             MP_CHECK_INT(plan.count, 1);
             step(tiny, &plan, jobs, false);
@@ -101,7 +101,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     make_job(tiny, &jobs[ITEMS], (int)(seed % ITEMS));
     for (int open = ITEMS, rounds = 0; open > 0; rounds++) {
         mp_item *items[ITEMS + 1];
-        mp_plan plan;
+        mp_plan plan = {0};
         int n = 0, first = (int)(mp_test_random_u64(&random) % ITEMS);
         MP_CHECK(rounds < 100000);
         for (int k = 0; k < ITEMS; k++) {
@@ -261,7 +261,7 @@ static int vision_is_recorded(const tiny_kind *kind, const double *recorded) {
     for (int i = 0; i < 2; i++) {
         tiny_job jobs[ITEMS] = {{0}};
         mp_item *items[1] = {&jobs[0].item};
-        mp_plan plan;
+        mp_plan plan = {0};
         make_job(&tiny, &jobs[0], 2 * i); /* items 0 and 2 ask for the logits of their prompts */
         tiny_job_admit(&tiny, &jobs[0]);
         while (!jobs[0].done) {
@@ -297,7 +297,7 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     tiny_job_admit(tiny, &jobs[0]);
     for (; !jobs[0].done; steps++) {
         mp_item *items[1] = {&jobs[0].item};
-        mp_plan plan;
+        mp_plan plan = {0};
         tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan);
         looks += engine_of(tiny)->image_part.item != NULL;
         engine_of(tiny)->image_part.budget_ns = 0;
@@ -398,7 +398,7 @@ MP_TEST(models_vision_encodes_each_image_once) {
 
 static void run_on(tiny_model *tiny, tiny_job *job) {
     mp_item *item = &job->item;
-    mp_plan plan;
+    mp_plan plan = {0};
     tiny_job_admit(tiny, job);
     while (!job->done) {
         tiny->engine->ops->plan(tiny->engine, &item, 1, UINT64_MAX, &plan);
@@ -413,7 +413,7 @@ MP_TEST(models_vision_continues_in_another_engine) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected[ITEMS];
     mp_error error;
-    mp_plan plan;
+    mp_plan plan = {0};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     run_alone(&tiny, expected);
@@ -470,7 +470,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
     for (int threads = 1; threads <= 2; threads++) {
         tiny_model tiny;
         tiny_job jobs[ITEMS] = {{0}};
-        mp_plan plan;
+        mp_plan plan = {0};
         mp_error error;
         tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, threads);
         mp_vit *encoder = cut(&tiny, 2, 1);
@@ -503,7 +503,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
 /* Run a step with one job, in which the image encoder computes one part. */
 static void step_alone(tiny_model *tiny, tiny_job *job) {
     mp_item *item = &job->item;
-    mp_plan plan;
+    mp_plan plan = {0};
     tiny->engine->ops->plan(tiny->engine, &item, 1, 1, &plan);
     engine_of(tiny)->image_part.budget_ns = 0;
     step(tiny, &plan, job, false);

@@ -41,7 +41,7 @@ static void make_tiles(const tiny_model *tiny, tiny_job *job, bool one_image, bo
 static uint64_t hash_of_tiles(tiny_model *tiny, bool one_image, bool swapped) {
     tiny_job job;
     mp_item *items[1] = {&job.item};
-    mp_plan plan;
+    mp_plan plan = {0};
     make_tiles(tiny, &job, one_image, swapped);
     tiny_job_admit(tiny, &job);
     mp_outcome outcomes[MP_PLAN_MAX];

@@ -176,7 +176,7 @@ static void check_large(const char *arch, int threads) {
     static float alone[2 * WIDTH], other[WIDTH];
     const bool any_size = strcmp(arch, "siglip") != 0;
     tiny_model tiny;
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_item item[3]; /* two requests, each with a large image and one of the model's size; one request with only an
                       * image of the model's size */
     mp_outcome outcomes[MP_PLAN_MAX];
@@ -271,7 +271,7 @@ static void plan_of(tiny_model *tiny, mp_item **items, int n, uint64_t room, int
     mp_vit *model = (mp_vit *)tiny->model;
     atomic_store(&model->mega_ns, 1000);
     const uint64_t one_ns = mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID, !model->attention_pool));
-    mp_plan plan;
+    mp_plan plan = {0};
     tiny->engine->ops->plan(tiny->engine, items, n, room * one_ns, &plan);
     uint64_t planned = 0;
     for (int i = 0; i < n; i++) {
@@ -393,7 +393,7 @@ MP_TEST(models_vit_large_images_delay_no_other_request) {
     enum { STEP_NS = 25000000 };
     static test_images all;
     tiny_model tiny;
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_item item, *items[] = {&item};
     make_images(&all, false);
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);

@@ -94,7 +94,7 @@ MP_TEST(models_vit_computes_identical_images_once) {
 /* Plan and run one step with the items that are not done. Returns false if all are done. */
 static bool take_step(tiny_model *tiny, mp_item *items, int count, int *steps) {
     mp_item *left[8];
-    mp_plan plan;
+    mp_plan plan = {0};
     mp_outcome outcomes[MP_PLAN_MAX];
     int n = 0;
     for (int i = 0; i < count; i++) {

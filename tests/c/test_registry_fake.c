@@ -125,6 +125,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     fake_engine *engine = (fake_engine *)base;
     enter(engine);
     MP_CHECK(n > 0 && budget_ns > 0);
+    atomic_fetch_add(&engine->fake->alone, plan->alone);
     int most = atomic_load(&engine->fake->plan_items);
     uint32_t units = atomic_load(&engine->fake->step_units);
     for (int i = 0; i < n && (most == 0 || plan->count < most); i++) {
@@ -160,7 +161,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     bool stopped = false;
     while (atomic_load(&fake->step_stalls))
         mp_sys_sleep_ns(FAKE_MS(1) / 4);
-    while (!stopped && (mp_sys_now_ns() < end || atomic_load(&fake->hold))) {
+    while (!stopped && (mp_sys_now_ns() < end || atomic_load(&fake->hold)) &&
+           !(atomic_load(&fake->yields) && mp_lease_wanted(lease))) {
         stopped = mp_lease_poll(lease);
         if (!stopped)
             mp_sys_sleep_ns(FAKE_MS(1) / 4);

@@ -283,6 +283,35 @@ MP_TEST(workers_make_room_for_another_model) {
     fake_end(registry);
 }
 
+/* --- steps of a worker that is alone --- */
+
+/* A worker that is alone plans its steps as such, and learns in a step that others wait: a request for it, or a worker
+ * of another model. */
+MP_TEST(workers_learn_in_a_step_that_others_wait) {
+    for (int model = 0; model < 2; model++) {
+        fake fakes[2];
+        mp_registry *registry = fake_registry(1, 0);
+        fake_init(&fakes[0]);
+        fake_init(&fakes[1]);
+        fakes[0].step_units = 1;
+        atomic_store(&fakes[0].hold, true);
+        atomic_store(&fakes[0].yields, true);
+        fake_add(registry, "0", &fakes[0], false);
+        fake_add(registry, "1", &fakes[1], false);
+        mp_ticket *first = fake_submit(registry, "0", fake_call_create(2), NULL);
+        fake_until(&fakes[0].in_steps, 1);
+        mp_sys_sleep_ns(FAKE_MS(20));
+        MP_CHECK_INT(fakes[0].steps, 0);
+        MP_CHECK_INT(fakes[0].alone, 1);
+        mp_ticket *second = fake_submit(registry, model ? "1" : "0", fake_call_create(1), NULL);
+        fake_until(&fakes[0].steps, 1);
+        atomic_store(&fakes[0].hold, false);
+        MP_CHECK_INT(fake_finish(first), MP_OK);
+        MP_CHECK_INT(fake_finish(second), MP_OK);
+        fake_end(registry);
+    }
+}
+
 /* --- workers that make no progress --- */
 
 MP_TEST(workers_stuck_in_a_step_are_abandoned) {

@@ -21,6 +21,11 @@
  *                       hold weights, and each word of a row is loaded once per vector
  *   D_PARTS             optional: products D(dot) of a step, one after the other. A step then has as many words of a
  *                       row, and D(load) takes the number of the part as its second argument
+ *   D_ROWS_WIDE         optional: rows of any class are `ldq` bytes apart in `q`
+ *   D_WORD              optional: bytes of a row in a step, if not 4 per part
+ *   D_WIDEN             optional: if a product has more than 6 tiles and at most D_WIDEN steps, D(widen)(w, steps, out)
+ *                       first copies half a panel: 128 bytes per step, which D(load_widened) reads vector by vector,
+ *                       then everything that D(result) reads
  *   D_AHEAD(rows)       optional, kept for all kinds: prefetch distance in bytes for the first tile of a product of
  *                       `rows` rows; 0: no prefetches
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
@@ -81,14 +86,29 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
 #define D_V (MP_PANEL_N / D_HALVES / D_LANES)
 
+#ifdef D_ROWS_WIDE
+#define D_FROM(x, m) ((const uint8_t *)(x)->q + (m) * (x)->ldq)
+#define D_STRIDE(x)  ((x)->ldq)
+#else
+#define D_FROM   D_ROW
+#define D_STRIDE D_ROW_STRIDE
+#endif
+
 #ifdef D_PARTS
 #define D_LOAD(w, part) D(load)(w, part)
 #else
 #define D_PARTS         1
 #define D_LOAD(w, part) D(load)(w)
 #endif
-#define D_WORD (4 * D_PARTS) /* bytes of a row in a step */
+#ifndef D_WORD
+#define D_WORD (4 * D_PARTS)
+#endif
 
+#ifndef D_WIDEN
+#define D_WIDENED(from) D_LOAD(from, part)
+#else
+#define D_WIDENED(from) D(load_widened)(from)
+#endif
 /* D_HELD: vectors of weights that are in registers at a time, those of a step or one. D_BARRIER: without it the
  * compiler keeps the words of the rows in registers over all vectors of the step, and spills. */
 #ifdef D_BY_VECTOR
@@ -101,8 +121,8 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
 /* Compute `count` (a constant) steps of the tile. a[i] points at row 3 * i. x86 instructions can address base, base +
  * stride and base + 2 * stride, so 12 rows need only 4 base registers, the stride and no arithmetic. */
-static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
-                               const uint8_t *const *a, D_ACC *acc) {
+static MP_INLINE void D(steps)(const int R, const int P, const int widened, const int count, const dense_tile *t,
+                               const uint8_t *w, const uint8_t *const *a, D_ACC *acc) {
     const int64_t stride = t->a_stride;
     MP_UNROLL
     for (int u = 0; u < count; u++) {
@@ -118,7 +138,8 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
                     __builtin_prefetch(from + line * 64 + t->prefetch, 0, 3);
                 MP_UNROLL
                 for (int v = 0; v < D_HELD; v++)
-                    wv[p * D_HELD + v] = D_LOAD(from + (first + v) * D_LANES * 4, part);
+                    wv[p * D_HELD + v] = widened ? D_WIDENED(from + (first + v) * D_LANES * 8)
+                                                 : D_LOAD(from + (first + v) * D_LANES * 4, part);
             }
             const uint8_t *row[4];
             MP_UNROLL
@@ -139,7 +160,8 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
     }
 }
 
-static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
+/* widened: the panel is a copy of D(widen). */
+static MP_INLINE void D(tile_of)(const int R, const int P, const int widened, const dense_tile *t) {
     const int unrolled = D_CLASS != D_F32 && R * P * D_V > D_UNROLLED_SUMS ? 1 : 4; /* steps of an iteration */
     D_ACC acc[28], run[28];
     const uint8_t *w = t->w, *a[4];
@@ -155,14 +177,14 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
         for (int i = 0; i < R * P * D_V; i++)
             acc[i] = D(start)(D_SCALED ? t->sum[i / (P * D_V)] : 0);
         for (; n >= unrolled; n -= unrolled) {
-            D(steps)(R, P, unrolled, t, w, a, acc);
+            D(steps)(R, P, widened, unrolled, t, w, a, acc);
             w += unrolled * DENSE_STEP;
             MP_UNROLL
             for (int i = 0; i < (R + 2) / 3; i++)
                 a[i] += unrolled * D_WORD;
         }
         for (; n > 0; n--) {
-            D(steps)(R, P, 1, t, w, a, acc);
+            D(steps)(R, P, widened, 1, t, w, a, acc);
             w += DENSE_STEP;
             MP_UNROLL
             for (int i = 0; i < (R + 2) / 3; i++)
@@ -211,6 +233,8 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
         v_store(t->out + i / (P * D_V) * t->ld + i % (P * D_V) * D_LANES, f[i]);
 }
 
+static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) { D(tile_of)(R, P, 0, t); }
+
 #if D_MAX_ROWS == 4
 #define D_EACH(X) X(1) X(2) X(3) X(4)
 #elif D_MAX_ROWS == 6
@@ -224,6 +248,11 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
 #define D_TILE(R)                                                    \
     static void D(one_##R)(const dense_tile *t) { D_BODY(R, 1, t); } \
     static void D(wide_##R)(const dense_tile *t) { D_BODY(R, D_PANELS(R), t); }
+#ifdef D_WIDEN
+#define D_TILE_WIDENED(R) static void D(widened_##R)(const dense_tile *t) { D(tile_of)(R, 1, 1, t); }
+#define D_ONE_WIDENED(R) D(widened_##R),
+D_EACH(D_TILE_WIDENED)
+#endif
 #define D_ONE(R) D(one_##R),
 #define D_WIDE(R) D_PANELS(R) > 1 ? D(wide_##R) : D(one_##R),
 D_EACH(D_TILE)
@@ -239,7 +268,7 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
     const int count = (rows + D_MAX_ROWS - 1) / D_MAX_ROWS; /* tiles, of nearly equal height */
     const mp_act act = ep ? ep->act : MP_ACT_NONE;
     const int wide = count == 1 ? D_PANELS(rows) : 1, ahead = D_AHEAD(rows);
-    dense_tile t = {.panel_bytes = w->panel_bytes, .a_stride = D_ROW_STRIDE(x), .steps = D_STEPS(w->K)};
+    dense_tile t = {.panel_bytes = w->panel_bytes, .a_stride = D_STRIDE(x), .steps = D_STEPS(w->K)};
     /* the epilogue that remains after the tile has added the bias */
     const mp_epilogue rest = {
         .act = act, .residual = ep ? ep->residual : NULL, .ld_residual = ep ? ep->ld_residual : 0};
@@ -261,11 +290,24 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
                 memcpy(bias, t.bias, sizeof(float) * (size_t)cols);
                 t.bias = bias;
             }
+#ifdef D_WIDEN
+            _Alignas(64) uint8_t memory[D_WIDEN * DENSE_STEP + 192];
+            static const tile_function widened[D_MAX_ROWS] = {D_EACH(D_ONE_WIDENED)};
+            const bool widens = count > 6 && t.steps <= D_WIDEN;
+            if (widens) {
+                D(widen)(t.w, t.steps, memory);
+                t.w = memory;
+            }
+#endif
             for (int i = 0; i < count; i++) {
                 const int r0 = m0 + (int)((int64_t)rows * i / count);
                 const int r1 = m0 + (int)((int64_t)rows * (i + 1) / count);
+#ifdef D_WIDEN
+                const tile_function tile = widens ? widened[r1 - r0 - 1] : tiles[P > 1][r1 - r0 - 1];
+#else
                 const tile_function tile = tiles[P > 1][r1 - r0 - 1];
-                t.a = D_ROW(x, r0);
+#endif
+                t.a = D_FROM(x, r0);
                 t.prefetch = i == 0 ? ahead : 0;
 #if D_SCALED
                 t.sum = x->sum + r0;
@@ -330,3 +372,8 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
 #undef D_PARTS
 #undef D_LOAD
 #undef D_WORD
+#undef D_ROWS_WIDE
+#undef D_FROM
+#undef D_STRIDE
+#undef D_WIDEN
+#undef D_WIDENED

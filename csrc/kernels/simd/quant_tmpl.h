@@ -19,7 +19,11 @@
  *   Q_WIDE                            1 if q_dot_bytes multiplies rows of int16, which are prepared as well
  *   Q_VECTORS(R)                      vectors of outputs in a tile of R rows; divides 32 / Q_LANES
  *   Q_ROWS                            maximum rows of a tile: 4 or 8
+ *   Q_LIGHT_ROWS                      optional, the same for kinds that are unpacked by few operations; else Q_ROWS
  *   Q_TALL                            maximum rows of a tile if the product has more than Q_ROWS rows
+ *   Q_CENTRE(q, n, start)             optional: computes for n groups of 16 inputs two words each, -32 times the sums
+ *                                     of the q that are added to these words of a part. The parts of Q6_K start at
+ *                                     them and then fit 16 bits after 16 inputs, although they may wrap before
  *   Q_AHEAD_ONE                       prefetch distance for one row in bytes; 0: no prefetches
  *   Q_NEAR                            locality of prefetches: 3 to the first-level cache, 2 to the second-level cache
  *   Q_KEEPS_HEAD                      1 if memory-bound tiles keep d and dmin of a superblock in registers, too
@@ -30,17 +34,22 @@
  * blocks at a time (q_rows). */
 #include "kernels/pack.h"
 
-enum { Q_PREPARED = 1024 };
+#ifndef Q_LIGHT_ROWS
+#define Q_LIGHT_ROWS Q_ROWS
+#endif
 
-typedef struct q_rows {         /* [R][q_stride(R)]; one entry per block, two if groups are of 16 */
-    int32_t start[Q_PREPARED];  /* initial integer accumulator: -(offset of the weights) * (sum of q) */
+enum {
+    Q_PREPARED = 8192, /* 16,384 inputs of 8 rows in groups of 16: each panel would prepare longer rows again */
+    Q_PREPARED_WIDE = 1024,
+};
+
+typedef struct q_rows {         /* [R][q_stride(kind, R)]; one entry per block, two if groups are of 16 */
+    int32_t start[Q_PREPARED];  /* initial integer accumulator: -(offset of the weights) * (sum of q); for kinds with
+                                 * q_is_centred two words, each of the inputs that are added to this word */
     float low[Q_PREPARED];      /* for minima of groups of 16: sa * (float)(sum of q) */
-    int16_t wide[Q_WIDE ? 32 * Q_PREPARED : 1]; /* q, of each group inputs 0, 2, 1, 3; for kinds with q_is_wide */
+    int16_t wide[Q_WIDE ? 32 * Q_PREPARED_WIDE : 1]; /* q, of each group inputs 0, 2, 1, 3; for kinds with q_is_wide */
     int row;                    /* first row of the tile whose blocks are all prepared; -1: none */
 } q_rows;
-
-/* Entries per row: a multiple of 16, so that each chunk of blocks consists of whole superblocks. */
-static MP_INLINE int q_stride(int R) { return Q_PREPARED / R / 16 * 16; }
 
 /* ---- properties of a kind ---------------------------------------------------------------------------------------- */
 
@@ -70,6 +79,20 @@ static MP_INLINE int q_has_mins(int kind) {
 
 /* True if q_dot_bytes multiplies the kind with prepared rows of int16. */
 static MP_INLINE int q_is_wide(int kind) { return Q_WIDE && (kind == MP_W_Q8_0 || q_is_iq4(kind)); }
+
+#ifdef Q_CENTRE
+#define Q_PART_OF(start) (start)
+static MP_INLINE int q_is_centred(int kind) { return kind == MP_W_Q6_K; }
+#else
+#define Q_CENTRE(q, n, start) (void)0
+#define Q_PART_OF(start)      q_part_zero()
+static MP_INLINE int q_is_centred(int kind) { return kind < 0; }
+#endif
+
+/* Prepared entries per row: a multiple of 16, so that each chunk of blocks consists of whole superblocks. */
+static MP_INLINE int q_stride(int kind, int R) {
+    return (q_is_wide(kind) ? Q_PREPARED_WIDE : Q_PREPARED) / R / 16 * 16;
+}
 
 static MP_INLINE int q_offset(int kind) {
     switch (kind) {
@@ -136,11 +159,13 @@ static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0
     for (int r = 0; r < R; r++) {
         const int32_t *sum = x->sum + (int64_t)(m + r) * (x->K / 16) + 2 * b0;
         const float *scale = x->scale + (int64_t)(m + r) * (x->K / 32) + b0;
-        int32_t *start = rows->start + r * q_stride(R);
-        float *low = rows->low + r * q_stride(R);
+        int32_t *start = rows->start + r * q_stride(kind, R);
+        float *low = rows->low + r * q_stride(kind, R);
         if (q_is_wide(kind))
-            q_widen(x->q + (m + r) * x->ldq + 32 * b0, n, rows->wide + 32 * r * q_stride(R));
-        if (q_is_halved(kind)) {
+            q_widen(x->q + (m + r) * x->ldq + 32 * b0, n, rows->wide + 32 * r * q_stride(kind, R));
+        if (q_is_centred(kind)) {
+            Q_CENTRE(x->q + (m + r) * x->ldq + 32 * b0, 2 * n, start);
+        } else if (q_is_halved(kind)) {
             if (offset)
                 for (int h = 0; h < 2 * n; h++)
                     start[h] = -offset * sum[h];
@@ -241,7 +266,7 @@ static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, in
             w[u] = q_or_and(q_and(h ? q_shr(x, 4) : x, mask), q_to_bit4(pairs, 2 * t), bits45);
         }
         q_dots_row(0, 4 * h + t, R, U, w, q, ldq, part, sum);
-        if ((t + 1) % Q_FLUSH_Q6 == 0)
+        if ((t + 1) % (q_is_centred(MP_W_Q6_K) ? 4 : Q_FLUSH_Q6) == 0)
             q_flush_all(R * U, part, sum);
     }
 }
@@ -317,14 +342,14 @@ typedef struct q_at { /* the rows of a tile at the current block */
     qi table;  /* for kinds that have a table */
 } q_at;
 
-static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offset, q_part *part, qi *sum) {
+static MP_INLINE void q_start(int kind, int R, int U, const q_at *at, int entry, q_part *part, qi *sum) {
     MP_UNROLL
     for (int r = 0; r < R; r++) {
-        const qi start = offset ? q_set(at->rows->start[r * q_stride(R) + entry]) : q_zero();
+        const qi start = q_offset(kind) ? q_set(at->rows->start[r * q_stride(kind, R) + entry]) : q_zero();
         MP_UNROLL
         for (int u = 0; u < U; u++) {
-            sum[r * U + u] = start;
-            part[r * U + u] = q_part_zero();
+            sum[r * U + u] = q_is_centred(kind) ? q_zero() : start;
+            part[r * U + u] = q_is_centred(kind) ? Q_PART_OF(start) : q_part_zero();
         }
     }
 }
@@ -340,7 +365,7 @@ static MP_INLINE void q_accumulate(int kind, int R, int U, const qf *d, const qf
         for (int u = 0; u < U; u++)
             f[r * U + u] = qf_fma(q_to_float(sum[r * U + u]), qf_mul(d[u], sa), f[r * U + u]);
         if (low) {
-            const qf factor = qf_spread(q_is_halved(kind) ? &at->rows->low[r * q_stride(R) + entry]
+            const qf factor = qf_spread(q_is_halved(kind) ? &at->rows->low[r * q_stride(kind, R) + entry]
                                                           : at->scale + at->low + r * at->ld_scale);
             MP_UNROLL
             for (int u = 0; u < U; u++)
@@ -382,7 +407,7 @@ static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head
         q_part part[16];
         qi sum[16];
         qf d[4], low[4];
-        q_start(R, U, at, at->entry + h, q_offset(kind), part, sum);
+        q_start(kind, R, U, at, at->entry + h, part, sum);
         if (kind == MP_W_Q6_K)
             q_dots_sixes(h, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
         else
@@ -424,7 +449,7 @@ static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const
     q_part part[16];
     qi sum[16];
     qf d[4], low[4];
-    q_start(R, U, at, at->entry, q_offset(kind), part, sum);
+    q_start(kind, R, U, at, at->entry, part, sum);
     if (kind == MP_W_Q8_0)
         q_dots_bytes(R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
     else if (q_is_coded(kind))
@@ -466,10 +491,11 @@ static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
 static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *panel, int u0, const mp_acts *x, int m,
                                      int ahead, q_rows *rows, float *out, int64_t ld) {
     const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
-    const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
+    const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(kind, R) / entries;
     const uint8_t *block = panel + (q_has_table(kind) ? MP_PACK_LINE : 0), *head = block;
     q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks, .low = x->low - x->scale,
-               .ldq = q_is_wide(kind) ? 64 * q_stride(R) : x->ldq, .ld_scale = blocks, .rows = rows, .ahead = ahead};
+               .ldq = q_is_wide(kind) ? 64 * q_stride(kind, R) : x->ldq, .ld_scale = blocks, .rows = rows,
+               .ahead = ahead};
     if (q_has_table(kind))
         at.table = q_table(panel);
     qf f[16];
@@ -517,37 +543,34 @@ typedef void q_tile(const uint8_t *panel, const mp_acts *x, int m, int ahead, q_
         for (int u = 0; u < MP_PANEL_N / Q_LANES; u += Q_VECTORS(R))                                                 \
             q_tile_vectors(kind, R, Q_VECTORS(R), panel, u, x, m, u == 0 ? ahead : 0, rows, out, ld);                \
     }
-#if Q_ROWS == 8
-#define Q_TILES(name, kind)                                                                                          \
-    Q_TILE(name, kind, 1) Q_TILE(name, kind, 2) Q_TILE(name, kind, 3) Q_TILE(name, kind, 4)                          \
+#define Q_TILES_4(name, kind) Q_TILE(name, kind, 1) Q_TILE(name, kind, 2) Q_TILE(name, kind, 3) Q_TILE(name, kind, 4)
+#define Q_TILES_8(name, kind)                                                                                        \
+    Q_TILES_4(name, kind)                                                                                            \
     Q_TILE(name, kind, 5) Q_TILE(name, kind, 6) Q_TILE(name, kind, 7) Q_TILE(name, kind, 8)
-#define Q_LIST(name)                                                                                                 \
-    {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4, q_##name##_5, q_##name##_6, q_##name##_7,         \
-     q_##name##_8}
-#else
-#define Q_TILES(name, kind)                                                                                          \
-    Q_TILE(name, kind, 1) Q_TILE(name, kind, 2) Q_TILE(name, kind, 3) Q_TILE(name, kind, 4)
-#define Q_LIST(name) {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4}
-#endif
-Q_TILES(q4_0, MP_W_Q4_0)
-Q_TILES(q4_1, MP_W_Q4_1)
+#define Q_LIST_4(name) NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4
+#define Q_LIST_8(name) Q_LIST_4(name), q_##name##_5, q_##name##_6, q_##name##_7, q_##name##_8
+#define Q_PASTE(a, rows)     a##rows
+#define Q_OF(a, rows)        Q_PASTE(a, rows)
+#define Q_TILES(name, kind)  Q_OF(Q_TILES_, Q_ROWS)(name, kind)
+#define Q_LIGHT(name, kind)  Q_OF(Q_TILES_, Q_LIGHT_ROWS)(name, kind)
+Q_LIGHT(q4_0, MP_W_Q4_0)
+Q_LIGHT(q4_1, MP_W_Q4_1)
 Q_TILES(q5_0, MP_W_Q5_0)
 Q_TILES(q5_1, MP_W_Q5_1)
-Q_TILES(q8_0, MP_W_Q8_0)
-Q_TILES(q4_k, MP_W_Q4_K)
+Q_LIGHT(q8_0, MP_W_Q8_0)
+Q_LIGHT(q4_k, MP_W_Q4_K)
 Q_TILES(q5_k, MP_W_Q5_K)
 Q_TILES(q6_k, MP_W_Q6_K)
 Q_TILES(q2_k, MP_W_Q2_K)
 Q_TILES(q3_k, MP_W_Q3_K)
-Q_TILES(tq, MP_W_TQ)
-Q_TILES(iq2_xxs, MP_W_IQ2_XXS)
+Q_LIGHT(tq, MP_W_TQ)
+Q_LIGHT(iq2_xxs, MP_W_IQ2_XXS)
 Q_TILES(iq2_xs, MP_W_IQ2_XS)
-Q_TILES(iq3, MP_W_IQ3)
-Q_TILES(iq4_nl, MP_W_IQ4_NL)
-Q_TILES(iq4_xs, MP_W_IQ4_XS)
-Q_TILES(mxfp4, MP_W_MXFP4)
+Q_LIGHT(iq3, MP_W_IQ3)
+Q_LIGHT(iq4_nl, MP_W_IQ4_NL)
+Q_LIGHT(iq4_xs, MP_W_IQ4_XS)
+Q_LIGHT(mxfp4, MP_W_MXFP4)
 Q_TILES(nvfp4, MP_W_NVFP4)
-#undef Q_TILES
 #undef Q_TILE
 
 /* ---- gemm -------------------------------------------------------------------------------------------------------- */
@@ -564,10 +587,10 @@ enum {
 /* Rows of the next tile when `left` rows remain. If `few`, all rows form one tile: a tile computes while it reads the
  * panel from memory, and a second tile would start to compute only after that. Many rows are cut into nearly equal
  * tiles: with tiles of at most 6 rows, 8 rows are cut into 4 + 4, not 6 + 2. */
-static int q_tile_rows(int left, bool few) {
+static int q_tile_rows(int left, int tall, bool few) {
     if (few)
         return left;
-    const int tiles = (left + Q_TALL - 1) / Q_TALL;
+    const int tiles = (left + tall - 1) / tall;
     return (left + tiles - 1) / tiles;
 }
 
@@ -607,15 +630,16 @@ static MP_INLINE void q_panel(q_tile *tile, const mp_wmat *w, const mp_acts *x, 
         memcpy(out + r * ldy, scratch + r * MP_PANEL_N, (size_t)(n1 - n0) * sizeof *out);
 }
 
-static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
-                   const mp_epilogue *ep, float *y, int64_t ldy) {
+static void q_gemm(q_tile *const *tiles, int most, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0,
+                   int panel1, const mp_epilogue *ep, float *y, int64_t ldy) {
     _Alignas(64) q_rows rows;
     rows.row = -1;
     assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);
-    const bool few = m1 - m0 <= Q_ROWS;
-    int pass = Q_ACTS_BYTES / w->K / Q_TALL * Q_TALL;
-    if (pass < 8 * Q_TALL)
-        pass = 8 * Q_TALL;
+    const bool few = m1 - m0 <= most; /* most: rows of the tallest tile */
+    const int tall = most < Q_TALL ? most : Q_TALL;
+    int pass = Q_ACTS_BYTES / w->K / tall * tall;
+    if (pass < 8 * tall)
+        pass = 8 * tall;
     int group = Q_PANELS_BYTES / (int)w->panel_bytes;
     group = group < 1 ? 1 : group;
     const int distance = m1 - m0 == 1 ? Q_AHEAD_ONE : m1 - m0 == 2 ? Q_AHEAD : Q_AHEAD_MORE;
@@ -625,7 +649,7 @@ static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int
             int ahead = distance; /* the panels are in cache after their first tile */
             const int past = panel1 - p < group ? panel1 : p + group;
             for (int m = begin; m < end; ahead = 0) {
-                const int R = q_tile_rows(end - m, few);
+                const int R = q_tile_rows(end - m, tall, few);
                 for (int at = p; at < past; at++)
                     q_panel(tiles[R], w, x, m, R, at, ahead, &rows, ep, y, ldy);
                 m += R;
@@ -634,32 +658,31 @@ static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int
     }
 }
 
-#define Q_GEMM(name)                                                                                                 \
+#define Q_GEMM(name, rows)                                                                                           \
     static void gemm_##name(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,              \
                             const mp_epilogue *ep, float *y, int64_t ldy) {                                          \
-        static q_tile *const tiles[Q_ROWS + 1] = Q_LIST(name);                                                       \
-        q_gemm(tiles, w, x, m0, m1, panel0, panel1, ep, y, ldy);                                                     \
+        static q_tile *const tiles[] = {Q_OF(Q_LIST_, rows)(name)};                                                  \
+        q_gemm(tiles, rows, w, x, m0, m1, panel0, panel1, ep, y, ldy);                                               \
     }
-Q_GEMM(q4_0)
-Q_GEMM(q4_1)
-Q_GEMM(q5_0)
-Q_GEMM(q5_1)
-Q_GEMM(q8_0)
-Q_GEMM(q4_k)
-Q_GEMM(q5_k)
-Q_GEMM(q6_k)
-Q_GEMM(q2_k)
-Q_GEMM(q3_k)
-Q_GEMM(tq)
-Q_GEMM(iq2_xxs)
-Q_GEMM(iq2_xs)
-Q_GEMM(iq3)
-Q_GEMM(iq4_nl)
-Q_GEMM(iq4_xs)
-Q_GEMM(mxfp4)
-Q_GEMM(nvfp4)
+Q_GEMM(q4_0, Q_LIGHT_ROWS)
+Q_GEMM(q4_1, Q_LIGHT_ROWS)
+Q_GEMM(q5_0, Q_ROWS)
+Q_GEMM(q5_1, Q_ROWS)
+Q_GEMM(q8_0, Q_LIGHT_ROWS)
+Q_GEMM(q4_k, Q_LIGHT_ROWS)
+Q_GEMM(q5_k, Q_ROWS)
+Q_GEMM(q6_k, Q_ROWS)
+Q_GEMM(q2_k, Q_ROWS)
+Q_GEMM(q3_k, Q_ROWS)
+Q_GEMM(tq, Q_LIGHT_ROWS)
+Q_GEMM(iq2_xxs, Q_LIGHT_ROWS)
+Q_GEMM(iq2_xs, Q_ROWS)
+Q_GEMM(iq3, Q_LIGHT_ROWS)
+Q_GEMM(iq4_nl, Q_LIGHT_ROWS)
+Q_GEMM(iq4_xs, Q_LIGHT_ROWS)
+Q_GEMM(mxfp4, Q_LIGHT_ROWS)
+Q_GEMM(nvfp4, Q_ROWS)
 #undef Q_GEMM
-#undef Q_LIST
 
 static void q_set_gemms(mp_kernel_table *table, const char *variant) {
     MP_SET(table, gemm_q4_0, gemm_q4_0, variant);

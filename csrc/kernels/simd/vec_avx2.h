@@ -1,5 +1,6 @@
 /* vec_avx2.h: the vector layer over two 256-bit registers: lanes 0 to 7 and 8 to 15. vec_plain.h defines the
- * operations. Include it inside MP_TARGET_AVX2_BEGIN; include the headers named here before the region. */
+ * operations. Include it inside MP_TARGET_AVX2_BEGIN; include the headers named here before the region. In a region
+ * with AVX-VNNI, define VEC_VNNI and include vpdpbusd.h inside the region first. */
 #ifndef MP_KERNELS_SIMD_VEC_AVX2_H
 #define MP_KERNELS_SIMD_VEC_AVX2_H
 
@@ -207,7 +208,10 @@ static MP_INLINE veci veci_times_16(veci a, veci b) {
 }
 
 static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
-#if defined(__clang__)
+#if defined(VEC_VNNI) /* the includer has included vpdpbusd.h */
+    sum.lo = vex_dpwssd(sum.lo, a.lo, b.lo);
+    sum.hi = vex_dpwssd(sum.hi, a.hi, b.hi);
+#elif defined(__clang__)
     sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo));
     sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi));
 #else /* gcc 12, given the intrinsics, multiplies far ahead of the additions and spills the sums */

@@ -40,6 +40,40 @@ static MP_INLINE __m256 f32_result(__m256 acc, const float *sw, float sa) {
 }
 #include "kernels/simd/dense_gemm.h"
 
+/* ---- rows that are widened before they are multiplied ------------------------------------------------------------ */
+
+typedef void dense_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+                        const mp_epilogue *ep, float *y, int64_t ldy);
+enum { WIDE_ROWS = 96, WIDE_BYTES = 256 * 1024 }; /* maxima of a group of rows */
+
+typedef struct wide_rows {
+    int K;      /* inputs of a row, rounded up to 32 */
+    int stride; /* bytes of a widened row, and 64: rows at multiples of 2 KiB would share few sets of the L1 */
+    int tall;   /* rows of the tallest tile */
+    int32_t (*widen)(const mp_acts *x, int row, int K, uint8_t *out); /* returns the start of the row's sums */
+    dense_gemm *gemm; /* reads rows and starts from q, ldq and sum */
+} wide_rows;
+
+/* Multiply rows in groups of whole tiles: widen the rows of a group, then multiply them by all panels. */
+static void gemm_of_wide(const wide_rows *wide, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0,
+                         int panel1, const mp_epilogue *ep, float *y, int64_t ldy) {
+    _Alignas(64) uint8_t memory[WIDE_BYTES];
+    int32_t start[WIDE_ROWS];
+    const int rows = m1 - m0, most = WIDE_BYTES / wide->stride < WIDE_ROWS ? WIDE_BYTES / wide->stride : WIDE_ROWS;
+    const int tall = most < wide->tall ? most : wide->tall, tiles = (rows + tall - 1) / tall;
+    for (int t = 0, next; t < tiles; t = next) {
+        next = tiles - t < most / tall ? tiles : t + most / tall;
+        const int r0 = m0 + (int)((int64_t)rows * t / tiles), r1 = m0 + (int)((int64_t)rows * next / tiles);
+        for (int r = r0; r < r1; r++)
+            start[r - r0] = wide->widen(x, r, wide->K, memory + (r - r0) * wide->stride);
+        mp_acts group = *x;
+        group.q = (int8_t *)memory - (int64_t)r0 * wide->stride; /* row r0 is the first in memory */
+        group.ldq = wide->stride;
+        group.sum = start - r0;
+        wide->gemm(w, &group, r0, r1, panel0, panel1, ep, y, ldy);
+    }
+}
+
 /* ---- BF16 by fp32 FMAs: the same bits as ref --------------------------------------------------------------------- */
 typedef struct bf16_pair {
     __m256 first, second; /* inputs k and k + 1 as fp32 */
@@ -50,85 +84,144 @@ static MP_INLINE bf16_pair bf16_split(__m256i pairs) {
     return (bf16_pair){_mm256_castsi256_ps(_mm256_and_si256(pairs, odd)),
                        _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))};
 }
-#define D(name)         bf16_##name
+/* For rows that are too long for wide_rows: a step widens its words of rows, too. */
+#define D(name)         bf16_long_##name
 #define D_W             bf16_pair
 #define D_A             bf16_pair
 #define D_ACC           __m256
 #define D_CLASS         D_BF16
 #define D_MAX_ROWS      4
 #define D_PANELS(R)     1
-#define bf16_start      f32_start
-#define bf16_result     f32_result
-static MP_INLINE bf16_pair bf16_load(const uint8_t *w) {
+#define bf16_long_start  f32_start
+#define bf16_long_result f32_result
+static MP_INLINE bf16_pair bf16_long_load(const uint8_t *w) {
     return bf16_split(_mm256_load_si256((const __m256i *)(const void *)w));
 }
-static MP_INLINE bf16_pair bf16_splat(const uint8_t *a) { return bf16_split(_mm256_set1_epi32(*(const any_word *)a)); }
-static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
+static MP_INLINE bf16_pair bf16_long_splat(const uint8_t *a) {
+    return bf16_split(_mm256_set1_epi32(*(const any_word *)a));
+}
+static MP_INLINE __m256 bf16_long_dot(__m256 acc, bf16_pair w, bf16_pair a) {
     return _mm256_fmadd_ps(a.second, w.second, _mm256_fmadd_ps(a.first, w.first, acc));
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* ---- I8 ---------------------------------------------------------------------------------------------------------- */
-/* vpmaddwd multiplies values widened to 16 bits: two multiplications and two additions for 32 products, all exact.
- * vpmaddubsw saturates for u8 = q + 128. It would need signed weights whose signs vpsignb moves onto the activations,
- * and vpsignb uses the same two ports as the multiplications.
- *
- * The first part of a step is inputs 0 and 2, the second is inputs 1 and 3: shifts widen the weights of a part. i8_gemm
- * widens the rows, so a row has two words in a step, one for each part. */
-#define D(name)         i8_wide_##name
-#define D_W             __m256i
-#define D_A             __m256i
-#define D_ACC           __m256i
-#define D_CLASS         D_I8
+/* The parts of a step are its two inputs. A row is widened to the fp32 numbers of its inputs. */
+#define D(name)         bf16_wide_##name
+#define D_W             __m256
+#define D_A             __m256
+#define D_ACC           __m256
+#define D_CLASS         D_BF16
+#define D_ROWS_WIDE
 #define D_MAX_ROWS      6
 #define D_PANELS(R)     1
 #define D_PARTS         2
-static MP_INLINE __m256i i8_wide_start(int32_t sum) { return _mm256_set1_epi32(-128 * sum); }
-static MP_INLINE __m256i i8_wide_load(const uint8_t *w, int part) {
-    const __m256i u = _mm256_load_si256((const __m256i *)(const void *)w);
-    return _mm256_srli_epi16(part == 0 ? _mm256_slli_epi16(u, 8) : u, 8);
+#define bf16_wide_start  f32_start
+#define bf16_wide_result f32_result
+#define bf16_wide_splat  f32_splat
+#define bf16_wide_dot    f32_dot
+static MP_INLINE __m256 bf16_wide_load(const uint8_t *w, int part) {
+    const bf16_pair x = bf16_split(_mm256_load_si256((const __m256i *)(const void *)w));
+    return part == 0 ? x.first : x.second;
 }
-static MP_INLINE __m256i i8_wide_splat(const uint8_t *a) { return _mm256_set1_epi32(*(const any_word *)a); }
-static MP_INLINE __m256i i8_wide_dot(__m256i acc, __m256i w, __m256i a) {
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w, a));
+#include "kernels/simd/dense_gemm.h"
+
+static int32_t bf16_widen(const mp_acts *x, int row, int K, uint8_t *out) {
+    const uint16_t *from = x->bf16 + row * x->ldq;
+    for (int k = 0; k < K; k += 8, out += 32) { /* the word of the earlier input is the upper one of a pair */
+        const __m256i pairs = _mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i *)(const void *)(from + k)));
+        const __m256i first = _mm256_and_si256(pairs, _mm256_set1_epi64x(0xffff0000));
+        _mm256_store_si256((__m256i *)(void *)out, _mm256_or_si256(first, _mm256_slli_epi64(pairs, 48)));
+    }
+    return 0;
+}
+
+static void bf16_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+                      const mp_epilogue *ep, float *y, int64_t ldy) {
+    const int K = (w->K + 31) / 32 * 32;
+    const wide_rows wide = {K, 4 * K + 64, 6, bf16_widen, bf16_wide_gemm};
+    if (WIDE_BYTES / 6 / 4 - 16 < K)
+        bf16_long_gemm(w, x, m0, m1, panel0, panel1, ep, y, ldy);
+    else
+        gemm_of_wide(&wide, w, x, m0, m1, panel0, panel1, ep, y, ldy);
+}
+
+/* ---- I8 ---------------------------------------------------------------------------------------------------------- */
+/* With 16-bit numbers w and a,
+ *     (w0 + a1) (w1 + a0) = w0 a0 + w1 a1 + w0 w1 + a0 a1
+ * so one vpmaddwd computes four products in a lane, after two additions (S. Winograd, 1968). All other exact ways need
+ * two multiplications, and Zen has half as many ports for these as for additions: vpmaddubsw saturates for u8 = q +
+ * 128, or needs signs that vpsignb moves onto the activations. The sums of w0 w1 follow the scales of a panel, those
+ * of a0 a1 are computed by i8_widen. */
+#define D(name)         i8_wide_##name
+#define D_W             i8_pair
+#define D_A             i8_pair
+#define D_ACC           __m256i
+#define D_CLASS         D_I8
+#define D_ROWS_WIDE
+#define D_MAX_ROWS      4
+#define D_PANELS(R)     1
+#define D_WORD          8
+#define D_WIDEN         512
+typedef struct i8_pair {
+    __m256i even, odd; /* weights: inputs 0 and 2, inputs 1 and 3; rows: what is added to these */
+} i8_pair;
+static MP_INLINE __m256i i8_wide_start(int32_t start) { return _mm256_set1_epi32(start); }
+static MP_INLINE i8_pair i8_wide_load(const uint8_t *w) {
+    const __m256i u = _mm256_load_si256((const __m256i *)(const void *)w);
+    return (i8_pair){_mm256_and_si256(u, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(u, 8)};
+}
+static MP_INLINE i8_pair i8_wide_load_widened(const uint8_t *w) {
+    const __m256i *from = (const __m256i *)(const void *)w;
+    return (i8_pair){_mm256_load_si256(from), _mm256_load_si256(from + 1)};
+}
+static void i8_wide_widen(const uint8_t *w, int steps, uint8_t *out) {
+    for (int s = 0; s < steps; s++, w += 128, out += 128)
+        for (int v = 0; v < 2; v++) {
+            const i8_pair x = i8_wide_load(w + 32 * v);
+            _mm256_store_si256((__m256i *)(void *)(out + 64 * v), x.even);
+            _mm256_store_si256((__m256i *)(void *)(out + 64 * v + 32), x.odd);
+        }
+    memcpy(out, w, 192);
+}
+static MP_INLINE i8_pair i8_wide_splat(const uint8_t *a) {
+    return (i8_pair){_mm256_set1_epi32(*(const any_word *)a), _mm256_set1_epi32(*(const any_word *)(a + 4))};
+}
+static MP_INLINE __m256i i8_wide_dot(__m256i acc, i8_pair w, i8_pair a) {
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_add_epi16(w.even, a.even), _mm256_add_epi16(w.odd, a.odd)));
     __asm__("" : "+x"(acc)); /* else gcc adds the products of several steps first, and spills them */
     return acc;
 }
 static MP_INLINE __m256 i8_wide_result(__m256i acc, const float *sw, float sa) {
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(acc), _mm256_mul_ps(_mm256_loadu_ps(sw), _mm256_set1_ps(sa)));
+    const __m256i pairs = _mm256_load_si256((const __m256i *)(const void *)(sw + MP_PANEL_N));
+    const __m256 f = _mm256_cvtepi32_ps(_mm256_sub_epi32(acc, pairs));
+    return _mm256_mul_ps(f, _mm256_mul_ps(_mm256_loadu_ps(sw), _mm256_set1_ps(sa)));
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* Widen n bytes, a multiple of 32: of each four, the first and the third, then the second and the fourth. */
-static void i8_widen(const int8_t *q, int n, uint8_t *out) {
-    for (int i = 0; i < n; i += 32, out += 64) {
-        const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(q + i));
-        const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), odd = _mm256_srai_epi16(x, 8);
-        const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
+/* Widen the bytes of a row: of each four, the second and the fourth, then the first and the third. The sums of the row
+ * start below zero by the products of its neighbours, and by the offset of the weights. */
+static int32_t i8_widen(const mp_acts *x, int row, int K, uint8_t *out) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int k = 0; k < K; k += 32, out += 64) {
+        const __m256i q = _mm256_loadu_si256((const __m256i *)(const void *)(x->q + row * x->ldq + k));
+        const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd = _mm256_srai_epi16(q, 8);
+        const __m256i low = _mm256_unpacklo_epi32(odd, even), high = _mm256_unpackhi_epi32(odd, even);
         _mm256_store_si256((__m256i *)(void *)out, _mm256_permute2x128_si256(low, high, 0x20));
         _mm256_store_si256((__m256i *)(void *)(out + 32), _mm256_permute2x128_si256(low, high, 0x31));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, odd));
     }
+    int32_t lanes[8], start = -128 * x->sum[row];
+    _mm256_storeu_si256((__m256i *)(void *)lanes, sum);
+    for (int i = 0; i < 8; i++)
+        start -= lanes[i];
+    return start;
 }
 
-/* Multiply rows in groups of whole tiles: widen the rows of a group, then multiply them by all panels. */
 static void i8_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                     float *y, int64_t ldy) {
-    enum { TALL = 6, TILES = 4, BYTES = 96 * 1024 }; /* up to 4 tiles in a group; memory for 2 of the longest rows */
-    _Alignas(64) uint8_t memory[BYTES];
-    const int K = (w->K + 31) / 32 * 32, rows = m1 - m0;
-    const int stride = 2 * K + 64; /* 64: rows at multiples of 2 KiB would share few sets of the L1 */
-    const int most = BYTES / stride < TALL * TILES ? BYTES / stride : TALL * TILES;
-    const int tall = most < TALL ? most : TALL, tiles = (rows + tall - 1) / tall;
-    for (int t = 0, next; t < tiles; t = next) {
-        next = tiles - t < most / tall ? tiles : t + most / tall;
-        const int r0 = m0 + (int)((int64_t)rows * t / tiles), r1 = m0 + (int)((int64_t)rows * next / tiles);
-        for (int r = r0; r < r1; r++)
-            i8_widen(x->q + r * x->ldq, K, memory + (r - r0) * stride);
-        mp_acts wide = *x;
-        wide.q = (int8_t *)memory - (int64_t)r0 * stride; /* row r0 is the first in memory */
-        wide.ldq = stride;
-        i8_wide_gemm(w, &wide, r0, r1, panel0, panel1, ep, y, ldy);
-    }
+    const int K = (w->K + 31) / 32 * 32;
+    const wide_rows wide = {K, 2 * K + 64, 4, i8_widen, i8_wide_gemm};
+    gemm_of_wide(&wide, w, x, m0, m1, panel0, panel1, ep, y, ldy);
 }
 
 MP_TARGET_END

@@ -2,7 +2,8 @@
  *
  * vpmaddubsw adds two products into 16 bits with saturation, which these operands never reach. Activations are within
  * +-127. A pair of products with 4-, 5-, 6- or 7-bit weights is therefore at most 3,810, 7,874, 16,002 or 32,258, and
- * 8, 4, 2 or 1 such pairs can be added in 16 bits. Pairs with 8-bit weights exceed them: vpmaddwd multiplies these
+ * 8, 4, 2 or 1 such pairs can be added in 16 bits. For Q6_K, 4 can: the sums of 16 inputs minus 32 times their q fit 16
+ * bits, and sums before may wrap. Pairs with 8-bit weights exceed them: vpmaddwd multiplies these
  * weights with rows of 16 bits, two instructions for four inputs. Moving the sign of the weight to the activation with
  * vpsignb needs three that share two ports on Zen. */
 #if defined(__x86_64__)
@@ -21,10 +22,12 @@ MP_TARGET_AVX2_BEGIN
 #include "kernels/simd/quant_avx2.h"
 
 enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_FLUSH_Q7 = 1, Q_BYTES_OFFSET = 128, Q_WIDE = 1 };
-#define Q_VECTORS(R) ((R) <= 2 ? 4 : 2) /* 8 integers in 16 registers; the floats stay in L1 and are read once per block
-                                         */
-#define Q_ROWS 4
-#define Q_TALL 4
+/* 8 integers in 16 registers; the floats stay in L1 and are read once per block. Tiles of one vector by 8 rows unpack
+ * least, but load a word of a row for each product */
+#define Q_VECTORS(R) ((R) <= 2 ? 4 : (R) <= 4 ? 2 : 1)
+#define Q_ROWS 8
+#define Q_LIGHT_ROWS 4
+#define Q_TALL 8
 
 /* Pin an accumulator in its register. gcc otherwise rearranges the integer additions into trees, keeps every product of
  * a block alive for them and spills them all (half the speed). */
@@ -45,6 +48,18 @@ static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a, qi odd) {
     *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_srli_epi16(w, 8), odd));
     q_keep(sum);
 }
+
+/* -32 times the sums of inputs 0, 1, 4, 5, ... and of inputs 2, 3, 6, 7, ..., as two words. */
+static MP_INLINE void q_centre(const int8_t *q, int n, int32_t *start) {
+    for (int i = 0; i < n; i++, q += 16) {
+        const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)q);
+        __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), x);
+        pairs = _mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0x4e));
+        pairs = _mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0xb1));
+        start[i] = _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), _mm_slli_epi16(pairs, 5)));
+    }
+}
+#define Q_CENTRE q_centre
 
 #include "kernels/simd/quant_tmpl.h"
 

@@ -5,13 +5,16 @@
  * With at most MP_PRIVATE_ROWS rows every thread norms and quantises all rows for itself, which is cheaper than a
  * barrier. With more rows, the threads divide the rows, at the cost of one more barrier. The rows of a pass go through
  * a layer in row blocks, one after the other (decoder/pass.h); the buffers of queries, attention and the like hold one
- * row block. decoder/layer.h describes layers; each mixer and each feed-forward network has a file of its own. */
+ * row block. In a long pass on two to four threads, each thread carries row blocks through the layers alone
+ * (decoder/wavefront.h). decoder/layer.h describes layers; each mixer and each feed-forward network has a file of its
+ * own. */
 #include <assert.h>
 #include <limits.h>
 #include <math.h>
 #include <string.h>
 
 #include "models/decoder/streams.h"
+#include "models/decoder/wavefront.h"
 
 enum {
     POLL_LAYERS = 4
@@ -186,22 +189,23 @@ static int run_sublayer(const mp_decoder_pass *pass, mp_decoder_view *view, cons
 }
 
 /* Runs a layer on the rows of the view. few: only the output rows are read after the last mixer of the model. */
-static void run_layer(const mp_decoder_pass *pass, const mp_decoder_view *all, int index, bool few) {
-    const mp_decoder_layer *layer = &pass->model->layers[index];
+static void run_layer(const mp_decoder_pass *pass, const mp_decoder_view *all, bool few) {
+    const mp_decoder_layer *layer = &pass->model->layers[all->layer];
     mp_decoder_view view = *all;
     const int count = layer->count - (pass->streams != NULL); /* mp_streams_correct runs the last one */
-    int last = 0; /* the sublayer that keeps the output rows */
+    int mixes = 0; /* the last sublayer with a mixer */
     for (int s = 0; s < count; s++)
         if (layer->sublayer[s].mixers > 0)
-            last = s;
-    if (!few || index < pass->model->last_mixed)
-        last = -1;
+            mixes = s;
+    const int last = few && all->layer >= pass->model->last_mixed ? mixes : -1; /* the one that keeps the output rows */
     int first = 0;
     if (pass->streams)
         mp_streams_predict(pass, &view, layer);
     for (int s = 0; s < count && view.rows > 0; s++) {
         const int at = run_sublayer(pass, &view, &layer->sublayer[s], s == last);
         first = s == last ? at : first;
+        if (s == mixes && pass->wavefront)
+            mp_wavefront_mixed(pass->wavefront, view.block);
     }
     if (pass->streams)
         mp_streams_correct(pass, &view, layer);
@@ -289,13 +293,15 @@ static void embed_inputs(const mp_decoder_pass *pass, const mp_decoder_view *vie
         mp_weights_release(model->weights, &model->inputs.table);
 }
 
-/* Adds the next vectors of image rows to the output of a layer. After the last mixer, rows that are no outputs may hold
- * anything, and nothing reads them. */
-static void add_taps(const mp_decoder_pass *pass, const mp_team_thread *thread, int layer) {
+/* Adds the next vectors of image rows to the output of a layer for `rows` rows from `first` on. After the last mixer,
+ * rows that are no outputs may hold anything, and nothing reads them. Ends with a barrier. */
+static void add_taps(const mp_decoder_pass *pass, const mp_team_thread *thread, int first, int rows, int layer) {
     const int64_t hidden = pass->model->hidden;
     int64_t row0, row1;
-    mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++)
+    if (!pass->rows.vector || layer >= pass->rows.taps)
+        return;
+    mp_team_split(thread, rows, 1, &row0, &row1);
+    for (int64_t r = first + row0; r < first + row1; r++)
         if (pass->rows.vector[r])
             mp_kernels_get()->add(pass->rows.vector[r] + (1 + layer) * hidden, (int)hidden, pass->x + r * hidden);
     mp_team_barrier(thread);
@@ -428,11 +434,49 @@ static void gather_outputs(const mp_decoder_pass *pass, const mp_team_thread *th
     mp_team_barrier(thread);
 }
 
+/* Sets the view to a row block of the pass. */
+static void enter_block(const mp_decoder_pass *pass, mp_decoder_view *view, int block) {
+    view->block = block;
+    view->first = pass->block_first[block];
+    view->rows = pass->block_first[block + 1] - view->first;
+    view->context.adapters = pass->row_adapter ? pass->row_adapter + view->first : NULL;
+    view->context.inputs = pass->row_inputs ? pass->row_inputs + view->first : NULL;
+}
+
+/* Computes the layers of the wavefront. Returns false on all threads if the pass is over: no request wants the result
+ * any more, or pass->computed says how many rows were computed. */
+static bool run_wavefront(mp_decoder_pass *pass, const mp_team_thread *thread, bool few) {
+    const mp_decoder_pass *own = &pass->carried[thread->index];
+    mp_wavefront *const wave = own->wavefront;
+    const mp_team_thread alone = mp_team_single();
+    mp_decoder_view view = view_of(own, thread);
+    view.context.thread = &alone;
+    for (int block; (block = mp_wavefront_take(wave, thread, &view.layer)) >= 0;) {
+        enter_block(own, &view, block);
+        run_layer(own, &view, few);
+        add_taps(own, &alone, view.first, view.rows, view.layer);
+        mp_wavefront_finish(wave, block);
+        if (mp_lease_poll(pass->lease))
+            mp_wavefront_stop(wave);
+        else if (pass->may_end && mp_lease_wanted(pass->lease))
+            mp_wavefront_close(wave);
+    }
+    mp_team_barrier(thread);
+    const bool stopped = atomic_load_explicit(&wave->stopped, memory_order_relaxed);
+    const int rows = pass->carried->block_first[mp_wavefront_finished(wave)];
+    if (thread->index == 0) {
+        pass->stop = stopped;
+        pass->computed = rows;
+    }
+    return !stopped && rows == pass->rows.M;
+}
+
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
     const mp_decoder_pass *now = pass; /* or its rest */
     const int most = mp_decoder_most_rows(model, pass->rows.M);
-    const int begin = pass->layer;
+    const bool carries = pass->carried && !pass->warming && pass->until_ns == 0;
+    const int begin = carries ? pass->carried->wavefront->layers : pass->layer;
     const bool few = needs_only_outputs(pass);
     size_t hidden = (size_t)model->hidden;
     mp_decoder_view view = view_of(pass, thread);
@@ -445,6 +489,8 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
         resume_rows(pass, thread);
     else
         capture_rows(pass, thread, 0);
+    if (carries && !run_wavefront(pass, thread, few))
+        return;
     for (int l = begin; l < model->layer_count; l++) {
         /* a layer that comes from a slow disk may take seconds */
         if ((pass->warming || pass->until_ns > 0 || l % POLL_LAYERS == 0) && stopped(pass, thread, l, begin))
@@ -455,15 +501,13 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
         }
         if (now->rows.M == 0)
             break;
-        for (view.block = 0; view.block < now->block_count; view.block++) {
-            view.first = now->block_first[view.block];
-            view.rows = now->block_first[view.block + 1] - view.first;
-            view.context.adapters = now->row_adapter ? now->row_adapter + view.first : NULL;
-            view.context.inputs = now->row_inputs ? now->row_inputs + view.first : NULL;
-            run_layer(now, &view, l, few);
+        view.layer = l;
+        for (int block = 0; block < now->block_count; block++) {
+            enter_block(now, &view, block);
+            run_layer(now, &view, few);
         }
-        if (now == pass && pass->rows.vector && l < pass->rows.taps)
-            add_taps(pass, thread, l);
+        if (now == pass)
+            add_taps(pass, thread, 0, pass->rows.M, l);
         capture_rows(pass, thread, l + 1);
     }
     if (pass->streams)

@@ -162,6 +162,10 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     void *acts;
     uint8_t *shared;
     size_t own_rows, own_acts, own; /* bytes of the first three parts of a thread's scratch */
+    struct mp_decoder_pass *carried; /* [threads] for each thread of a wavefront (decoder/wavefront.h) this pass with
+                                      * the row blocks of the wavefront, and scratch of its own. NULL: threads divide
+                                      * each layer */
+    struct mp_wavefront *wavefront;  /* in `carried`: its wavefront; otherwise NULL */
     struct mp_decoder_pass *rest; /* the layers after `last_stored`, for the output rows alone, each as a sequence of
                                    * its own; NULL: these layers compute all rows */
     uint8_t *row_adapter;    /* [M] `adapter` of each row, or NULL: no row has one */
@@ -170,6 +174,8 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     mp_lease *lease;
     bool unpacked;           /* some matrices were unpacked when the pass began */
     bool warming;            /* this pass takes longer than later passes (mp_weight_store_warming) */
+    bool may_end; /* a wavefront may end after some of its row blocks if others wait (mp_lease_wanted) */
+    int computed; /* rows computed: all of them, or with `may_end` the first ones, without logits */
     bool stop; /* every request of the step was cancelled: the pass ended after a layer, without logits */
     /* A pass may be left between two layers: set until_ns. If it is `paused`, another pass over the same rows computes
      * the rest: it begins at the same `layer`, with a copy of `x`. */
@@ -187,6 +193,8 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int t
  * threads. */
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena);
+/* Returns true if a pass of one sequence over M rows, without images and captured rows, is a wavefront. */
+bool mp_decoder_carries(const mp_decoder *model, int M, int threads);
 /* Runs the pass. All threads of the region must call it. Ends with a barrier, after which the logits are complete and
  * the cache holds the rows, unless pass->stop. The bits of an output depend on its sequence alone. */
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread);

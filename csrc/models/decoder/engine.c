@@ -563,6 +563,7 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
     void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
     mp_decoder_pass pass;
     mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
+    pass.may_end = engine->short_rows > 0 && rows.n_seq == 1 && drafts == 0;
     if (span)
         resume(engine, span, until_ns, &pass);
     const bool begins = pass.layer == 0;
@@ -575,6 +576,12 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
     time.watched_ns = lease->watched_ns - time.watched_ns;
     time.lost_ns = lease->lost_ns - time.lost_ns;
     const bool kept = mp_weight_store_end(store, packed);
+    if (pass.computed < rows.M) {
+        rows.M = engine->steps[0].rows = pass.computed;
+        rows.n_output = 0;
+        engine->steps[0].output = -1;
+        lease->cut_short = true;
+    }
     if (!is_sound(engine->model, pass.unpacked)) {
         mp_error error;
         mp_engine_fail_changed(&error);
@@ -615,6 +622,16 @@ static void run_span(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
                  outcomes);
 }
 
+/* Leaves a long step as it is if it may end early. Otherwise cuts it down to the rows that the budget allows. Returns
+ * its rows. */
+static int shorten(mp_text_engine *engine, const mp_lease *lease, int rows) {
+    if (engine->short_rows == 0 || rows <= engine->short_rows || engine->step_count != 1)
+        return rows;
+    if (!mp_weight_store_warming(&engine->model->store) && mp_decoder_carries(engine->model, rows, lease->threads))
+        return rows;
+    return engine->steps[0].rows = engine->short_rows;
+}
+
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     mp_text_engine *engine = (mp_text_engine *)base;
     const uint64_t start = mp_sys_now_ns();
@@ -623,7 +640,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         if (!request->started_ns)
             request->started_ns = start;
     }
-    const int M = select_rows(engine, plan, outcomes), drafts = mp_drafts_add(engine, lease, plan, M);
+    const int selected = select_rows(engine, plan, outcomes), M = shorten(engine, lease, selected);
+    const int drafts = mp_drafts_add(engine, lease, plan, M);
     compute_image_part(engine, lease, plan, outcomes);
     run_pass(engine, lease, plan, M, drafts, NULL, 0, outcomes);
     run_span(engine, lease, plan, outcomes);

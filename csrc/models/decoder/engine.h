@@ -31,6 +31,8 @@ typedef struct mp_text_engine {
     mp_thread_tuner tuner;
     mp_step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
+    int short_rows; /* rows of the planned step that the budget allows, if it has more because the worker is alone; or
+                     * 0 */
     struct mp_image_store *images; /* decoder/images.h; NULL: the model takes no images */
     struct {               /* planned work on one image tile in the next step */
         mp_item *item;     /* NULL: none */

@@ -11,6 +11,7 @@ typedef struct mp_decoder_view {
     float *own_rows;         /* [MP_PRIVATE_ROWS, hidden] normed rows */
     uint8_t *own;            /* scratch of blocks */
     int block, first, rows;  /* index of the row block, its first row in the pass, its rows */
+    int layer;               /* index of the layer */
     bool outputs_only;       /* the pass reads only the output rows of the current mixer's result. The mixer stores the
                               * keys and values of all rows */
 } mp_decoder_view;
@@ -34,6 +35,14 @@ static inline int mp_decoder_block_rows(const mp_decoder *model, int M) {
     int most = mp_decoder_most_rows(model, M), blocks = (M + most - 1) / most, rows = (M + blocks - 1) / blocks;
     rows = (rows + MP_DECODER_TILE - 1) / MP_DECODER_TILE * MP_DECODER_TILE;
     return rows < M ? rows : M;
+}
+
+/* Rows of the blocks of a wavefront (decoder/wavefront.h), but for the last: smaller products read the weights too
+ * often, and larger ones delay other requests, which wait until the blocks that are begun are finished. With fewer than
+ * two blocks per thread, the threads would wait for each other; the rows of a step are enough for four threads. */
+enum { MP_WAVE_ROWS = 60, MP_WAVE_THREADS = 4 };
+static inline bool mp_decoder_is_wave(int M, int threads) {
+    return threads > 1 && threads <= MP_WAVE_THREADS && M >= 2 * threads * MP_WAVE_ROWS;
 }
 
 /* Returns the angles of a row of the pass in a rotary table. */

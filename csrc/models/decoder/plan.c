@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "models/decoder/pass.h"
+#include "models/decoder/wavefront.h"
 #include "models/nn/scratch.h"
 
 size_t mp_attention_partial_floats(const mp_attention_shape *shape) {
@@ -64,9 +65,9 @@ static int count_spans(const mp_rows *rows) {
     return count;
 }
 
-/* A span may move a border of a row block, and add another one. */
-static int most_row_blocks(const mp_rows *rows) {
-    return (rows->M + MP_DECODER_ROWS - 1) / MP_DECODER_ROWS + 2 * count_spans(rows);
+/* A span may move a border of a row block, and add another one. Blocks have at least `each` rows otherwise. */
+static int most_row_blocks(const mp_rows *rows, int each) {
+    return (rows->M + each - 1) / each + 2 * count_spans(rows);
 }
 
 /* Sets [*first, *end) to the rows of span `index` in a pass. */
@@ -103,7 +104,7 @@ typedef struct plan_sizes { /* for the mixers of one shape */
     int most_blocks; /* KV blocks of the longest sequence */
 } plan_sizes;
 
-static plan_sizes measure(const mp_attention_shape *shape, const mp_rows *rows) {
+static plan_sizes measure(const mp_attention_shape *shape, const mp_rows *rows, int each) {
     plan_sizes sizes = {.most_blocks = longest(rows)};
     for (int s = 0; s < rows->n_seq; s++) {
         const mp_row_seq *seq = &rows->seq[s];
@@ -111,7 +112,7 @@ static plan_sizes measure(const mp_attention_shape *shape, const mp_rows *rows) 
         sizes.blocks += shape->groups * mp_decoder_blocks((int64_t)seq->past + seq->rows);
     }
     /* a border of a row block or of a span may cut a tile of each group */
-    sizes.units += shape->groups * (most_row_blocks(rows) + 2 * count_spans(rows));
+    sizes.units += shape->groups * (most_row_blocks(rows, each) + 2 * count_spans(rows));
     return sizes;
 }
 
@@ -137,19 +138,23 @@ static size_t unit_list(const plan_sizes *sizes, int threads) {
     return (size_t)(sizes->units + threads) * sizeof(mp_attention_unit); /* a cut in split mode adds one unit */
 }
 
-static size_t unit_borders(const mp_rows *rows, int threads) {
-    return (size_t)most_row_blocks(rows) * (size_t)(threads + 1) * sizeof(int);
+static size_t unit_borders(const mp_rows *rows, int each, int threads) {
+    return (size_t)most_row_blocks(rows, each) * (size_t)(threads + 1) * sizeof(int);
 }
 
-static size_t row_borders(const mp_rows *rows) { return (size_t)(most_row_blocks(rows) + 1) * sizeof(int); }
+static size_t row_borders(const mp_rows *rows, int each) {
+    return (size_t)(most_row_blocks(rows, each) + 1) * sizeof(int);
+}
 
-/* Bytes of the plans of all shapes, and of the partials, which the mixers use one after another. */
-static size_t plan_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
+/* Bytes of the list of row blocks, of the plans of all shapes, and of the partials, which the mixers use one after
+ * another. */
+static size_t plan_bytes(const mp_decoder *model, const mp_rows *rows, int each, int threads) {
     size_t bytes = mp_arena_cost((size_t)model->shape_count * sizeof(mp_attention_plan)), partials = 0;
+    bytes += mp_arena_cost(row_borders(rows, each));
     for (int i = 0; i < model->shape_count; i++) {
         const mp_attention_shape *shape = &model->shapes[i];
-        const plan_sizes sizes = measure(shape, rows);
-        bytes += mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(rows, threads));
+        const plan_sizes sizes = measure(shape, rows, each);
+        bytes += mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(rows, each, threads));
         /* sized for any subset of the rows: rows may be dropped before the pass, and the rest may use split mode */
         if (threads > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
             partials = mp_larger(partials, most_split_blocks(&sizes, threads) * mp_attention_partial_floats(shape));
@@ -177,15 +182,16 @@ static size_t streams_bytes(const mp_decoder *model, size_t M) {
 static size_t rest_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
     const int n = rows->n_output, most = longest(rows);
     const mp_rows outputs = {.M = n};
-    size_t bytes = mp_arena_cost(sizeof(mp_decoder_pass)) + mp_arena_cost(row_borders(&outputs)) +
+    size_t bytes = mp_arena_cost(sizeof(mp_decoder_pass)) + mp_arena_cost(row_borders(&outputs, MP_DECODER_ROWS)) +
                    mp_arena_cost((size_t)n * sizeof(mp_row_seq)) + mp_arena_cost((size_t)n * sizeof(int)) +
                    mp_arena_cost((size_t)n * (size_t)model->hidden * sizeof(float)) + rotation_bytes(model, (size_t)n) +
                    mp_arena_cost((size_t)model->shape_count * sizeof(mp_attention_plan)), partials = 0;
     for (int i = 0; i < model->shape_count; i++) {
         const mp_attention_shape *shape = &model->shapes[i];
-        const plan_sizes sizes = {.units = shape->groups * (n + most_row_blocks(&outputs)),
+        const plan_sizes sizes = {.units = shape->groups * (n + most_row_blocks(&outputs, MP_DECODER_ROWS)),
                                   .blocks = shape->groups * n * most, .most_blocks = most};
-        bytes += mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(&outputs, threads));
+        bytes += mp_arena_cost(unit_list(&sizes, threads));
+        bytes += mp_arena_cost(unit_borders(&outputs, MP_DECODER_ROWS, threads));
         if (threads > 1 && most >= SPLIT_BLOCKS)
             partials = mp_larger(partials, most_split_blocks(&sizes, threads) * mp_attention_partial_floats(shape));
     }
@@ -193,24 +199,63 @@ static size_t rest_bytes(const mp_decoder *model, const mp_rows *rows, int threa
     return bytes + (partials ? mp_arena_cost(partials * sizeof(float)) : 0);
 }
 
+/* Takes the buffers of a row block of up to `rows` rows from `at` on, unless pass is NULL. Returns their bytes. */
+static size_t lay_out_block(const mp_decoder *model, int rows, const mp_block_needs *needs, uint8_t *at,
+                            mp_decoder_pass *pass) {
+    const size_t hidden = mp_arena_cost((size_t)rows * (size_t)model->hidden * sizeof(float));
+    const size_t added = model->adds_up ? hidden : 0, predicted = model->streams > 0 ? hidden : 0;
+    const size_t low_rank = model->adapters.count > 0
+                                ? mp_arena_cost((size_t)rows * (size_t)model->adapters.width * sizeof(float)) : 0;
+    const size_t acts = mp_arena_cost(needs->acts), shared = mp_arena_cost(needs->shared);
+    if (pass) {
+        pass->normed = mp_scratch_take(&at, hidden);
+        pass->acts = mp_scratch_take(&at, acts);
+        pass->shared = mp_scratch_take(&at, shared);
+        pass->added = added ? mp_scratch_take(&at, added) : NULL;
+        pass->predicted = predicted ? mp_scratch_take(&at, predicted) : NULL;
+        pass->low_rank = low_rank ? mp_scratch_take(&at, low_rank) : NULL;
+    }
+    return hidden + acts + shared + added + predicted + low_rank;
+}
+
+bool mp_decoder_carries(const mp_decoder *model, int M, int threads) {
+    const bool may = model->experts.count == 0 && model->streams == 0 && !model->whole_prompts;
+    return may && mp_decoder_is_wave(M, threads);
+}
+
+/* Bytes of the buffers of a row block, or of a row block of each thread of a wavefront, which it may become. */
+static size_t block_bytes(const mp_decoder *model, const mp_rows *rows, const mp_block_needs *needs, int threads) {
+    const size_t bytes = lay_out_block(model, most_rows(model, rows), needs, NULL, NULL);
+    if (!mp_decoder_carries(model, rows->M, threads))
+        return bytes;
+    const mp_block_needs carried = block_needs(model, MP_WAVE_ROWS, longest(rows));
+    return mp_larger(bytes, (size_t)threads * lay_out_block(model, MP_WAVE_ROWS, &carried, NULL, NULL));
+}
+
+/* Bytes of a wavefront and its plans. */
+static size_t wave_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
+    if (!mp_decoder_carries(model, rows->M, threads))
+        return 0;
+    return plan_bytes(model, rows, MP_WAVE_ROWS, 1) + mp_arena_cost((size_t)threads * sizeof(mp_decoder_pass)) +
+           mp_arena_cost(sizeof(mp_wavefront)) +
+           mp_arena_cost((size_t)most_row_blocks(rows, MP_WAVE_ROWS) * sizeof(mp_wave_block));
+}
+
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
-    size_t M = (size_t)rows->M, block = (size_t)most_rows(model, rows), f = sizeof(float);
-    const mp_block_needs needs = block_needs(model, (int)block, longest(rows));
-    size_t bytes = plan_bytes(model, rows, threads) + mp_arena_cost(row_borders(rows));
-    bytes += mp_arena_cost(M * (size_t)model->hidden * f) + mp_arena_cost(block * (size_t)model->hidden * f);
-    bytes += rotation_bytes(model, M) + mp_arena_cost(needs.acts) + mp_arena_cost(needs.shared);
+    const size_t M = (size_t)rows->M, n = (size_t)rows->n_output, f = sizeof(float);
+    const mp_block_needs needs = block_needs(model, most_rows(model, rows), longest(rows));
+    size_t bytes = plan_bytes(model, rows, MP_DECODER_ROWS, threads) + wave_bytes(model, rows, threads);
+    bytes += block_bytes(model, rows, &needs, threads);
+    bytes += mp_arena_cost(M * (size_t)model->hidden * f) + rotation_bytes(model, M);
     if (model->last_stored + 1 < model->layer_count)
         bytes += rest_bytes(model, rows, threads);
-    if (model->adds_up)
-        bytes += mp_arena_cost(block * (size_t)model->hidden * f);
     if (model->streams > 0)
-        bytes += streams_bytes(model, M) + mp_arena_cost(block * (size_t)model->hidden * f);
+        bytes += streams_bytes(model, M);
     if (model->inputs.width > 0)
         bytes += mp_arena_cost(M * inputs_floats(model) * f) + mp_arena_cost(M * sizeof(float *)) +
-                 mp_arena_cost((size_t)rows->n_output * sizeof(float *));
+                 mp_arena_cost(n * sizeof(float *));
     if (model->adapters.count > 0)
-        bytes += mp_arena_cost(M) + mp_arena_cost((size_t)rows->n_output) +
-                 mp_arena_cost(block * (size_t)model->adapters.width * f);
+        bytes += mp_arena_cost(M) + mp_arena_cost(n);
     return bytes + (size_t)threads * thread_bytes(model, &needs);
 }
 
@@ -227,10 +272,11 @@ static int row_block_end(const mp_rows *rows, int first, int rows_each) {
     return end;
 }
 
-static void list_row_blocks(mp_decoder_pass *pass, mp_arena *arena) {
+/* Lists the row blocks, of `each` rows but for the last, with at least `least` unless a span moves a border. */
+static void list_row_blocks(mp_decoder_pass *pass, int each, int least, mp_arena *arena) {
     const mp_rows *rows = &pass->rows;
-    const int each = mp_decoder_block_rows(pass->model, rows->M);
-    pass->block_first = mp_arena_take(arena, row_borders(rows));
+    pass->block_first = mp_arena_take(arena, row_borders(rows, least));
+    pass->block_count = pass->block_rows = 0;
     for (int first = 0, end; first < rows->M; first = end) {
         end = row_block_end(rows, first, each);
         pass->block_first[pass->block_count++] = first;
@@ -326,7 +372,7 @@ static void list_split_units(const mp_decoder_pass *pass, const mp_attention_sha
 }
 
 /* Lists the adapters of the rows, if a sequence has one. */
-static void list_adapters(mp_decoder_pass *pass, size_t block, mp_arena *arena) {
+static void list_adapters(mp_decoder_pass *pass, mp_arena *arena) {
     const mp_rows *rows = &pass->rows;
     bool any = false;
     for (int s = 0; s < rows->n_seq; s++)
@@ -335,7 +381,6 @@ static void list_adapters(mp_decoder_pass *pass, size_t block, mp_arena *arena) 
         return;
     pass->row_adapter = mp_arena_take(arena, (size_t)rows->M);
     pass->output_adapter = mp_arena_take(arena, (size_t)rows->n_output);
-    pass->low_rank = mp_arena_take(arena, block * (size_t)pass->model->adapters.width * sizeof(float));
     for (int s = 0; s < rows->n_seq; s++)
         memset(pass->row_adapter + rows->seq[s].row0, rows->seq[s].adapter, (size_t)rows->seq[s].rows);
     for (int i = 0; i < rows->n_output; i++)
@@ -358,12 +403,13 @@ static void list_inputs(mp_decoder_pass *pass, mp_arena *arena) {
 }
 
 /* Plans the work of the mixers of one shape. */
-static void plan_attention(mp_decoder_pass *pass, const mp_attention_shape *shape, int threads, mp_arena *arena) {
+static void plan_attention(mp_decoder_pass *pass, const mp_attention_shape *shape, int each, int threads,
+                           mp_arena *arena) {
     mp_attention_plan *plan = &pass->attention[shape - pass->model->shapes];
-    const plan_sizes sizes = measure(shape, &pass->rows);
+    const plan_sizes sizes = measure(shape, &pass->rows, each);
     const bool decodes = one_row_each(&pass->rows);
     plan->units = mp_arena_take(arena, unit_list(&sizes, threads));
-    plan->thread_units = mp_arena_take(arena, unit_borders(&pass->rows, threads));
+    plan->thread_units = mp_arena_take(arena, unit_borders(&pass->rows, each, threads));
     plan->unit_count = 0;
     if (decodes && may_split(pass, shape, threads)) {
         plan->mode = MP_ATTEND_SPLIT;
@@ -381,17 +427,19 @@ static void take_partials(mp_decoder_pass *pass, mp_arena *arena) {
     for (int i = 0; i < pass->model->shape_count; i++) {
         const mp_attention_shape *shape = &pass->model->shapes[i];
         if (pass->attention[i].mode == MP_ATTEND_SPLIT)
-            floats = mp_larger(floats, (size_t)measure(shape, &pass->rows).blocks * mp_attention_partial_floats(shape));
+            floats = mp_larger(floats, (size_t)measure(shape, &pass->rows, MP_DECODER_ROWS).blocks *
+                                           mp_attention_partial_floats(shape));
     }
     if (floats > 0)
         pass->partials = mp_arena_take(arena, floats * sizeof(float));
 }
 
-/* Plans the attention of all shapes. */
-static void plan_shapes(mp_decoder_pass *pass, int threads, mp_arena *arena) {
+/* Divides the rows into row blocks (see list_row_blocks), and plans the attention of all shapes. */
+static void plan_blocks(mp_decoder_pass *pass, int each, int least, int threads, mp_arena *arena) {
+    list_row_blocks(pass, each, least, arena);
     pass->attention = mp_arena_take(arena, (size_t)pass->model->shape_count * sizeof *pass->attention);
     for (int i = 0; i < pass->model->shape_count; i++)
-        plan_attention(pass, &pass->model->shapes[i], threads, arena);
+        plan_attention(pass, &pass->model->shapes[i], least, threads, arena);
     take_partials(pass, arena);
 }
 
@@ -418,9 +466,7 @@ static void plan_rest(mp_decoder_pass *pass, int threads, mp_arena *arena) {
         seq->n_spans = 0; /* no output is before other rows of its image */
         rest->rows.output_row[i] = i;
     }
-    rest->block_count = rest->block_rows = 0;
-    list_row_blocks(rest, arena);
-    plan_shapes(rest, threads, arena);
+    plan_blocks(rest, mp_decoder_block_rows(model, rest->rows.M), MP_DECODER_ROWS, threads, arena);
     rest->x = mp_arena_take(arena, n * (size_t)model->hidden * sizeof(float));
     rest->cos_sin = mp_arena_take(arena, rotation_bytes(model, n));
     if (model->streams > 0)
@@ -429,27 +475,45 @@ static void plan_rest(mp_decoder_pass *pass, int threads, mp_arena *arena) {
     rest->row_inputs = pass->output_inputs;
 }
 
+/* Plans the wavefront, if the pass becomes one. at: buffers of block_bytes. */
+static void plan_wavefront(mp_decoder_pass *pass, int threads, uint8_t *at, mp_arena *arena) {
+    const mp_decoder *model = pass->model;
+    if (!mp_decoder_carries(model, pass->rows.M, threads) || pass->rows.n_capture > 0 || count_spans(&pass->rows) > 0)
+        return;
+    const mp_block_needs needs = block_needs(model, MP_WAVE_ROWS, pass->most_blocks);
+    const size_t each = lay_out_block(model, MP_WAVE_ROWS, &needs, NULL, NULL);
+    mp_decoder_pass *carried = mp_arena_take(arena, (size_t)threads * sizeof *carried);
+    mp_wavefront *wave = mp_arena_take(arena, sizeof *wave);
+    *carried = *pass;
+    plan_blocks(carried, MP_WAVE_ROWS, MP_WAVE_ROWS, 1, arena);
+    *wave = (mp_wavefront){.layers = pass->rest ? model->last_stored + 1 : model->layer_count,
+                           .count = carried->block_count,
+                           .blocks = mp_arena_take(arena, (size_t)carried->block_count * sizeof *wave->blocks)};
+    memset(wave->blocks, 0, (size_t)wave->count * sizeof *wave->blocks);
+    carried->wavefront = wave;
+    for (int t = threads - 1; t >= 0; t--) {
+        carried[t] = *carried;
+        lay_out_block(model, MP_WAVE_ROWS, &needs, at + (size_t)t * each, &carried[t]);
+    }
+    pass->carried = carried;
+}
+
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena) {
-    int threads = lease->threads;
-    size_t M = (size_t)rows->M, block = (size_t)most_rows(model, rows), f = sizeof(float);
-    const mp_block_needs needs = block_needs(model, (int)block, longest(rows));
+    const int threads = lease->threads, most = most_rows(model, rows);
+    const size_t M = (size_t)rows->M;
+    const mp_block_needs needs = block_needs(model, most, longest(rows));
     *pass = (mp_decoder_pass){
         .model = model, .cache = cache, .rows = *rows, .most_blocks = longest(rows), .lease = lease};
-    list_row_blocks(pass, arena);
-    plan_shapes(pass, threads, arena);
-    pass->x = mp_arena_take(arena, M * (size_t)model->hidden * f);
-    pass->normed = mp_arena_take(arena, block * (size_t)model->hidden * f);
+    pass->computed = rows->M;
+    plan_blocks(pass, mp_decoder_block_rows(model, rows->M), MP_DECODER_ROWS, threads, arena);
+    pass->x = mp_arena_take(arena, M * (size_t)model->hidden * sizeof(float));
     pass->cos_sin = mp_arena_take(arena, rotation_bytes(model, M));
-    pass->acts = mp_arena_take(arena, needs.acts);
-    pass->shared = mp_arena_take(arena, needs.shared);
-    if (model->adds_up)
-        pass->added = mp_arena_take(arena, block * (size_t)model->hidden * f);
-    if (model->streams > 0) {
+    uint8_t *const buffers = mp_arena_take(arena, block_bytes(model, rows, &needs, threads));
+    lay_out_block(model, most, &needs, buffers, pass);
+    if (model->streams > 0)
         pass->streams = mp_arena_take(arena, streams_bytes(model, M));
-        pass->predicted = mp_arena_take(arena, block * (size_t)model->hidden * f);
-    }
-    list_adapters(pass, block, arena);
+    list_adapters(pass, arena);
     list_inputs(pass, arena);
     pass->unpacked = mp_weight_store_unpacked(&model->store);
     pass->warming = mp_weight_store_warming(&model->store);
@@ -460,4 +524,5 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->thread_scratch = mp_arena_take(arena, (size_t)threads * pass->thread_bytes);
     if (has_rest(model, rows))
         plan_rest(pass, threads, arena);
+    plan_wavefront(pass, threads, buffers, arena);
 }

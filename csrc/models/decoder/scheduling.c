@@ -120,6 +120,14 @@ static void plan_span(mp_text_engine *engine, uint64_t row_ns, uint64_t most_ns,
     plan->amount[plan->count++] = amount < UINT32_MAX ? (uint32_t)amount : UINT32_MAX;
 }
 
+/* Returns true if a pass over rows of the item may end after some of them (mp_decoder_pass.may_end). */
+static bool may_end_early(const mp_text_engine *engine, const mp_item *item) {
+    const mp_text_request *request = (const mp_text_request *)item->request;
+    const mp_sequence_group *group = item->state;
+    return group->n == 1 && !group->images && !request->want_prompt_logits && request->capture.values == 0 &&
+           engine->model->kv.state_bytes == 0;
+}
+
 void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
@@ -130,6 +138,7 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
     plan->cost_ns = 0;
     plan->masks = false;
     engine->image_part.item = engine->span.item = NULL;
+    engine->short_rows = 0;
     for (int i = 0; i < n; i++)
         mp_sequence_group_reuse(items[i], &engine->cache);
     for (int prompts = 0; prompts < 2; prompts++) {
@@ -144,6 +153,10 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
                 most = mp_weight_store_pass_ns(&engine->model->store, most, row_ns);
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
             left = fits < (uint64_t)(MP_STEP_ROWS - planned) ? (int)fits : MP_STEP_ROWS - planned;
+            if (plan->alone && n == 1 && may_end_early(engine, items[0])) {
+                engine->short_rows = left > MIN_ROWS ? left : MIN_ROWS;
+                left = MP_STEP_ROWS;
+            }
         }
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
             bool decoding;

@@ -299,6 +299,39 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
         read_scaling(config, CLIP_MEAN, CLIP_STD))
 
 
+def _video_config(folder: Folder, *others: str) -> Fields:
+    """Return the configuration for videos: a section of the newer file, its own file, or the first of ``others`` that
+    the folder has; without any, an empty one."""
+    if folder.has(JOINT_NAME):
+        section = folder.fields(JOINT_NAME).section("video_processor", None)
+        if section is not None:
+            return section
+    name = next((one for one in (VIDEO_NAME, *others) if folder.has(one)), VIDEO_NAME)
+    return folder.fields(name, missing_ok=True)
+
+
+def read_frames(folder: Folder, images: TilingProcessor) -> tuple[int, int] | None:
+    """Read the video processor of a SmolVLM 2 folder, whose frames become images of one tile.
+
+    Returns:
+        ``resample`` and ``longest`` of :class:`~mpool.models.spec.VideoSettings`; None: frames are not prepared like
+        images.
+
+    Raises:
+        FormatError: a value is malformed.
+    """
+    config = _video_config(folder, NAME)
+    sampling = config.section("video_sampling", None)
+    size = config.section("size", None) or (None if sampling is None else sampling.section("video_size", None))
+    tile = config.section("max_image_size", None)
+    side = 364 if tile is None else tile.int("longest_edge", low=1, high=MAX_SIDE)
+    if side != images.side or read_scaling(config, HALVES, HALVES) != images.kv or not config.bool("do_resize", True) \
+            or size is not None and "longest_edge" not in size:
+        return None
+    longest = 4 * 364 if size is None else size.int("longest_edge", low=1, high=MAX_SIDE)
+    return config.int("resample", 1, low=0, high=5), longest
+
+
 def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: bool
                ) -> tuple[tuple[int, int] | None, int | None, int] | None:
     """Read the video processor of a folder of one of Qwen's vision models; without a file, its defaults.
@@ -317,7 +350,7 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: 
     Raises:
         FormatError: a value is malformed.
     """
-    config = folder.fields(VIDEO_NAME, missing_ok=True)
+    config = _video_config(folder)
     for key, value in (("patch_size", images.patch), ("merge_size", images.merge), ("temporal_patch_size", frames)):
         if config.int(key, value) != value:
             return None

@@ -177,8 +177,10 @@ def read_idefics3(config: Fields) -> VisionModel:
         image = ImageSettings(hidden_size=encoder.hidden_size, output_size=encoder.hidden_size,
                               resize=("exact", encoder.image_size, encoder.image_size), resample=processor.resample,
                               crop=None, patch_size=encoder.patch_size, image_size=encoder.image_size, any_size=False)
+        frames = image_processor.read_frames(folder, processor) if config.str("model_type") == "smolvlm" else None
+        video = None if frames is None else VideoSettings(None, None, 1, None, None, frames[0], longest=frames[1])
         return VisionSettings(scheme="split", image=image, image_token_id=token, merge=merge,
-                              longest=processor.longest, split=processor.split), processor.kv
+                              longest=processor.longest, split=processor.split, video=video), processor.kv
 
     return VisionModel("idefics3", text, encoder, projector, {
         "mpool.vision.image_encoder": encoder.architecture, "mpool.vision.image_token_id": token,

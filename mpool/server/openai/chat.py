@@ -69,7 +69,8 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     messages, options = await context.converted(convert)
     messages = served.with_system(await with_images(context, messages))
     options |= await thinking.openai_options(served, body.reasoning_effort)
-    options |= await image_tokens(context, served, *await context.converted(lambda: _image_tokens(context, body)))
+    options |= await image_tokens(context, served, *await context.converted(lambda: tokens_per_image(context, body)),
+                                  messages)
     variables = {**template_variables(body.chat_template_kwargs or {}), **prompt_end(body)}
     if variables:
         options["template_options"] = {**options.get("template_options", {}), **variables}
@@ -103,7 +104,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     return json_response(ChatResponse(name, created, body.model, choices, usage_of([done])))
 
 
-def _image_tokens(context: Context, body: ChatRequest) -> tuple[int | None, str]:
+def tokens_per_image(context: Context, body: Any) -> tuple[int | None, str]:
     """Return the number of tokens per image and the field that has it: ``image_tokens``, or that of vLLM."""
     name = "mm_processor_kwargs"
     for key in body.mm_processor_kwargs or ():
@@ -238,4 +239,4 @@ OPERATIONS = (
               "chat_completions"),
 )
 
-__all__ = ["OPERATIONS", "message_of", "prompt_end", "template_variables"]
+__all__ = ["OPERATIONS", "message_of", "prompt_end", "template_variables", "tokens_per_image"]

@@ -66,7 +66,7 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
     messages = await with_images(context, messages)
     more |= await thinking.openai_options(served, None if body.reasoning is None else body.reasoning.effort,
                                           "reasoning.effort")
-    more |= await image_tokens(context, served, body.image_tokens)
+    more |= await image_tokens(context, served, body.image_tokens, messages=messages)
     options = sampling(context, served, body, body.max_output_tokens) | more
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]

@@ -3,6 +3,7 @@ concurrent callers."""
 
 from __future__ import annotations
 
+import os
 import asyncio
 import base64
 import io
@@ -330,3 +331,22 @@ def test_the_command(pool: mpool.Pool, model: str, tmp_path: Path, capsys: pytes
     assert main(["show", model, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["capability"] == "vision" and shown["image_size"] == 40 and shown["context_length"] == 1024
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("family", visionmodels.FAMILIES)
+def test_a_prompt_of_run_names_images(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path in the prompt is an image of the message; the reply is that of ``chat``."""
+    from mpool.cli import main
+
+    folder, photo = visionmodels.save(visionmodels.randomised(family), family, tmp_path / "model"), tmp_path / "a.png"
+    photo.write_bytes(png(PHOTO))
+    with mpool.Pool() as pool:
+        wanted = pool.chat([{"role": "user", "content": text(1, 9), "images": [str(photo)]}], str(folder),
+                           temperature=0, max_tokens=6, compute="float32")
+    monkeypatch.setattr("sys.stdin", open(os.devnull, encoding="utf-8"))
+    assert main(["run", str(folder), f"{text(1, 9)} {photo}", "--temperature", "0", "--max-tokens", "6", "--compute",
+                 "float32", "--stats"]) == 0
+    found = capsys.readouterr()
+    assert found.out == wanted.text + "\n" and f"{wanted.usage.prompt_tokens} prompt tokens" in found.err

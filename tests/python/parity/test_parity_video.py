@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 
 import mpool
 from mpool import errors
+from mpool.images import tiling
 from mpool.images.tiling import frame_positions
 from mpool.models.spec import VideoSettings
+from mpool.tasks import chat_prompt
 from mpool.tasks.requests import chat_request
 
 import visionmodels
@@ -298,6 +301,122 @@ def test_frames_beyond_the_context_are_not_resized(tmp_path: Path, monkeypatch: 
         asked(pool, tmp_path, [{"type": "video", "video": frames(300), "fps": 2}, {"type": "text", "text": "w40"}])
 
 
+def test_limits_of_newer_folders(tmp_path: Path) -> None:
+    """transformers 5 saves the configuration for videos in the file of all processors, and reads it there first."""
+    save("qwen3_vl", tmp_path, size={"shortest_edge": 6000, "longest_edge": 14000})
+    joint = {f"{kind}_processor": json.loads((tmp_path / name).read_text()) for kind, name in (
+        ("image", "preprocessor_config.json"), ("video", "video_preprocessor_config.json"))}
+    (tmp_path / "processor_config.json").write_text(json.dumps(joint))
+    save("qwen3_vl", tmp_path, size={"shortest_edge": 600, "longest_edge": 1400})
+    with mpool.Pool() as pool:
+        made = asked(pool, tmp_path, [{"type": "video", "video": frames(2, 60, 90), "fps": 2}, "w40"])
+    assert made.images.sizes.tolist() == [64, 88] * 2
+
+
+# ---- SmolVLM 2: frames are images ------------------------------------------------------------------------------------
+
+SMOLVLM_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]['type'] == "
+    "'image' %}{{':'}}{% else %}{{': '}}{% endif %}{% for line in message['content'] %}{% if line['type'] == 'text' %}"
+    "{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}")
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder, model = tmp_path_factory.mktemp("smolvlm"), visionmodels.randomised("smolvlm")
+    visionmodels.save(model, "smolvlm", folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": SMOLVLM_TEMPLATE}))
+    with mpool.Pool() as pool:
+        yield model, folder, pool
+
+
+@pytest.mark.parametrize("given, times", [
+    ({"fps": 2}, {"fps": 2}), ({"fps": 0.011}, {"fps": 0.011}), ({"fps": 1e-5}, {"fps": 1e-5}),
+    ({"timestamps": [0.5, 1.25, 3, 61.999, 7200]}, {"fps": 1000, "frames_indices": [500, 1250, 3000, 61999, 7200000]})])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_prompt_of_frames_that_are_images(smolvlm: Any, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any],
+                                          times: dict[str, Any], first: int) -> None:
+    """The rendered text is that of transformers' processor and its template for videos, wherever the video stands."""
+    from transformers.models.smolvlm import processing_smolvlm
+    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.video_utils import VideoMetadata
+
+    _, folder, pool = smolvlm
+    parts: list[dict[str, Any]] = [{"type": "video", "video": frames(5), **given}, {"type": "text", "text": "w40"},
+                                   {"type": "image", "image": image(9, 24, 32)}]
+    parts = [*parts[first:], *parts[:first]]
+    entry = pool._find(str(folder), "vision")
+    found = chat_prompt.prompt_of(entry, chat_prompt.check([{"role": "user", "content": parts}], {}))[0].text
+    monkeypatch.setattr(processing_smolvlm, "num2words", tiling._words)
+    processor = SimpleNamespace(image_seq_len=1, image_token="<image>", fake_image_token="<fake_token_around_image>",
+                                global_image_token="<global-img>")
+    metadata = VideoMetadata(**{"total_num_frames": 5, "frames_indices": list(range(5)), **times})
+    video = processing_smolvlm.SmolVLMProcessor.replace_video_token(
+        processor, {"pixel_values": np.empty((1, 5)), "video_metadata": [metadata]}, 0)
+    shown = processing_smolvlm._prompt_split_image(1, 3, 3, processor.fake_image_token, "<image>", "<global-img>")
+    wanted = render_jinja_template([[{"role": "user", "content": parts}]], chat_template=
+                                   processing_smolvlm.DEFAULT_CHAT_TEMPLATE, add_generation_prompt=True)[0][0]
+    assert found == wanted.replace("<image>", shown).replace("<video>", video)
+
+
+def test_numbers_in_words() -> None:
+    """Recorded from num2words 0.5.14, without which transformers' processor does not run."""
+    assert {number: tiling._words(number) for number in (2, 15, 20, 21, 100, 105, 340, 768)} == {
+        2: "two", 15: "fifteen", 20: "twenty", 21: "twenty-one", 100: "one hundred", 105: "one hundred and five",
+        340: "three hundred and forty", 768: "seven hundred and sixty-eight"}
+
+
+@pytest.mark.parametrize("size", [(24, 40), (97, 31), (32, 32)])
+def test_logits_of_frames_that_are_images(smolvlm: Any, size: tuple[int, int]) -> None:
+    from PIL import Image
+    from transformers.models.smolvlm.video_processing_smolvlm import get_resize_output_image_size
+
+    model, folder, pool = smolvlm
+    video = frames(3, *size)
+    made = asked(pool, folder, [{"type": "video", "video": video, "fps": 1}, {"type": "text", "text": "w40 w41"}])
+    high, wide = get_resize_output_image_size(torch.empty(3, 3, *size), 96)
+    values = np.stack([Image.fromarray(frame).resize((wide, high), 1).resize((32, 32), 1) for frame in video])
+    pixels = torch.tensor((values / 255 - 0.5) / 0.5, dtype=torch.float32).permute(0, 3, 1, 2)[None]
+    found = run(pool, made, prompt_logits=True, max_tokens=3, ignore_eos=True)
+    ids = np.append(made.prompt, found.tokens(0)[0]).astype(np.int64)
+    with torch.no_grad():
+        wanted = model(input_ids=torch.from_numpy(ids[:-1])[None], pixel_values=pixels).logits[0].numpy()
+    assert relative(found.prompt_logits(), wanted[:len(made.prompt)]) <= TOLERANCE
+    assert wanted[len(made.prompt) - 1:].argmax(-1).tolist() == found.tokens(0)[0].tolist()
+
+
+@pytest.mark.parametrize("files, longest", [
+    ({"preprocessor": {}}, 96), ({"preprocessor": {"video_sampling": {"video_size": {"longest_edge": 48}}}}, 96),
+    ({"preprocessor": {"size": None, "video_sampling": {"video_size": {"longest_edge": 48}}}}, 48),
+    ({"preprocessor": {"size": None}}, 1456), ({"video_preprocessor": {"size": {"longest_edge": 60}}}, 60),
+    ({"preprocessor": {"image_std": [0.4] * 3}}, 96), ({"video_preprocessor": {"image_std": [0.4] * 3}}, None),
+    ({"video_preprocessor": {"max_image_size": {"longest_edge": 64}}}, None),
+    ({"video_preprocessor": {"do_resize": False}}, None),
+    ({"video_preprocessor": {"size": {"height": 9, "width": 9}}}, None)])
+def test_sizes_of_frames_that_are_images(tmp_path: Path, files: dict[str, Any], longest: int | None) -> None:
+    visionmodels.save(visionmodels.make("smolvlm", 1, 1), "smolvlm", tmp_path)
+    for name, more in files.items():
+        config = {key: value for key, value in {**visionmodels.PROCESSORS["smolvlm"], **more}.items()
+                  if value is not None}
+        (tmp_path / f"{name}_config.json").write_text(json.dumps(config))
+    with mpool.Pool() as pool:
+        video = pool._find(str(tmp_path), "vision").describe().vision.video
+    assert (None if video is None else video.longest) == longest
+
+
+def test_frames_that_are_images_have_a_time(smolvlm: Any) -> None:
+    _, folder, pool = smolvlm
+    for fps in (1e-6, 1e-39, 1e-320):
+        with pytest.raises(errors.InvalidArgument) as caught:
+            asked(pool, folder, [{"type": "video", "video": frames(3), "fps": fps}, "w40"])
+        assert caught.value.param == "messages[0].content[0].fps"
+    for wrong, param in (([*frames(1), image(3, 24, 48)], "video[1]"), ([*frames(1), b"no image"], "video[1]")):
+        with pytest.raises(errors.InvalidArgument) as caught:
+            asked(pool, folder, [{"type": "video", "video": wrong, "fps": 1}, "w40"])
+        assert caught.value.param == f"messages[0].content[0].{param}"
+
+
 @pytest.mark.parametrize("part, param", [
     ({"video": "film.mp4", "fps": 2}, "messages[0].content[0].video"),
     ({"video": [], "fps": 2}, "messages[0].content[0].video"),
@@ -317,8 +436,9 @@ def test_bad_frames(family: Any, part: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
-def test_models_without_frames(tmp_path: Path) -> None:
-    visionmodels.save(visionmodels.make("llava", 1, 2), "llava", tmp_path)
+@pytest.mark.parametrize("name", ["llava", "idefics3"])
+def test_models_without_frames(tmp_path: Path, name: str) -> None:
+    visionmodels.save(visionmodels.make(name, 1, 2), name, tmp_path)
     with mpool.Pool() as pool:
         for part in ({"type": "video", "video": frames(2), "fps": 1}, {"type": "video_url", "video_url": {"url": "x"}}):
             with pytest.raises(errors.Unsupported) as caught:

@@ -52,7 +52,7 @@ def pool() -> Iterator[mpool.Pool]:
     assert children() == []
 
 
-@pytest.mark.parametrize("family", ["llava", "llava_next", "smolvlm", "pixtral", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["llava", "llava_next", "smolvlm", "pixtral", "qwen2_5_vl", "gemma3", "lfm2_vl"])
 def test_tokens_are_the_same(pool: mpool.Pool, tmp_path: Path, family: str) -> None:
     folder = visionmodels.save(visionmodels.randomised(family), family, tmp_path)
     requests: list[dict[str, Any]] = [dict(GREEDY), dict(GREEDY, temperature=1.2, seed=4, n=2, logprobs=3)]

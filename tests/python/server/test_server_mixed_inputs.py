@@ -150,6 +150,19 @@ def test_scores_of_images(server: Any) -> None:
     assert scores("embedder", data_1=query, data_2=document) == pytest.approx([cosine], abs=1e-5)
 
 
+@pytest.mark.parametrize("model", ["reranker", "embedder"])
+@pytest.mark.parametrize("one, two", [("text_1", "text_2"), ("queries", "items")])
+def test_errors_of_pairs_name_the_field(server: Any, model: str, one: str, two: str) -> None:
+    """A reranker scores each query with the list of its documents, of another order."""
+    bad = {"content": [PART] * 12}  # truncation removes no images
+    for first, second, param, place in (
+            (["w40", "w41", "w40"], ["w50", "w51", bad], two, f"{two}[2]"),
+            (["w40", "w41", "w40"], ["w50", bad, "w52"], two, f"{two}[1]"),
+            ("w40", ["w50", bad, "w52"], two, f"{two}[1]")):
+        status, found = ask(server, "/v1/score", {"model": model, one: first, two: second})
+        assert (status, found["error"]["param"]) == (400, param) and f"`{place}`" in found["error"]["message"], found
+
+
 @pytest.mark.parametrize("path, body, param", [
     ("score", {"text_1": {"content": [{}]}, "text_2": "w40"}, "text_1.content[0]"),
     ("score", {"text_1": "w40", "text_2": ["w40", {"image": "no image"}]}, "text_2[1].image"),

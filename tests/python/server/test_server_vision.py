@@ -137,15 +137,47 @@ def test_numbers_of_tokens_that_are_refused(server: Any, body: dict[str, Any], p
     assert (status, found["error"]["param"]) == (400, param), found
 
 
+@pytest.mark.parametrize("more", [{"raw": True}, {"suffix": "w11"}])
+def test_requests_without_images_have_no_number_of_tokens(server: Any, more: dict[str, Any]) -> None:
+    body = {"model": "gemma4", "prompt": "w10", "stream": False, "options": {"image_tokens": 140}, **more}
+    with limits(server, strict=True):
+        status, found = ask(server, "/api/generate", body)
+    assert status == 400 and "options.image_tokens" in found["error"], found
+    status, found = ask(server, "/tokenize", {"model": "gemma4", "prompt": "w10", "image_tokens": 140})
+    assert (status, found["error"]["param"]) == (400, "image_tokens"), found
+
+
 def test_an_alias_has_a_number_of_tokens(server: Any, photo: bytes) -> None:
     status, _ = ask(server, "/api/create", {"model": "sharp", "from": "gemma4", "stream": False,
                                             "parameters": {"image_tokens": 140}})
     assert status == 200
     url = {"url": f"data:image/png;base64,{base64.b64encode(photo).decode()}"}
-    turn = {"role": "user", "content": [{"type": "image_url", "image_url": url}, {"type": "text", "text": "w10"}]}
-    counts = [ask(server, "/v1/chat/completions", {"model": model, "messages": [turn], "max_tokens": 1, **more})[1][
-        "usage"]["prompt_tokens"] for model, more in (("sharp", {}), ("gemma4", {"image_tokens": 140}), ("gemma4", {}))]
-    assert counts[0] == counts[1] > counts[2]
+    turn: dict[str, Any] = {"role": "user", "content": [{"type": "image_url", "image_url": url},
+                                                        {"type": "text", "text": "w10"}]}
+
+    def counted(model: str, *details: str, **more: Any) -> int:
+        for at, part in enumerate(turn["content"][:-1]):
+            part["image_url"] = {**url, "detail": details[at]} if at < len(details) else url
+        body = {"model": model, "messages": [turn], **more}
+        count = int(ask(server, "/v1/chat/completions", {**body, "max_tokens": 1})[1]["usage"]["prompt_tokens"])
+        assert ask(server, "/tokenize", body)[1]["count"] == count
+        return count
+
+    # the models of the tests have 70 by default
+    usual = counted("sharp")
+    assert usual == counted("gemma4", image_tokens=140) > counted("gemma4")
+    assert usual == counted("gemma4", mm_processor_kwargs={"max_soft_tokens": 140}) == counted("sharp", "auto")
+    # the client's `detail` wins over the number of the alias, and its number over both
+    few = counted("sharp", "low")
+    assert few == counted("gemma4", "low") == counted("sharp", image_tokens=70)
+    assert usual == counted("sharp", "low", image_tokens=140)
+    turn["content"].insert(0, dict(turn["content"][0]))
+    assert counted("sharp", "low") == counted("sharp", "auto", "low") == counted("gemma4", "low", "high")
+    image = {"type": "input_image", "image_url": url["url"]}
+    low, auto = (ask(server, "/v1/responses", {"model": "sharp", "max_output_tokens": 1, "input": [
+        {"role": "user", "content": [{**image, "detail": detail}]}]})[1]["usage"]["input_tokens"]
+        for detail in ("low", "auto"))
+    assert auto - low == usual - few
     assert ask(server, "/v1/completions", {"model": "sharp", "prompt": "w10", "max_tokens": 1})[0] == 200
     assert ask(server, "/api/generate", {"model": "sharp", "prompt": "w10", "raw": True, "stream": False,
                                          "options": {"num_predict": 1}})[0] == 200
