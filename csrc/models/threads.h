@@ -1,20 +1,13 @@
 /* models/threads.h: the number of compute threads with which a pass is fastest.
  *
  * Each additional thread divides the work of a pass further and lengthens each of its barriers. Sizes of the model and
- * assumed rates give a first number. It ignores that memory saturates, that one thread computes some parts of a pass
- * alone, and that other programs take CPUs: all threads wait for the one without a CPU. A tuner corrects it by the
- * measured times of passes, in rounds: blocks of passes, which run anyway, alternate between the number in use and
- * another one, and the faster one remains in use. Results do not depend on the number of threads.
+ * assumed rates give a first number. It ignores that memory saturates, and that one thread computes some parts of a
+ * pass alone. A tuner corrects it by the measured rates of passes, in rounds: passes that run anyway alternate between
+ * the number in use and the next one below or above, and the faster one remains in use. Results do not depend on the
+ * number of threads.
  *
- * A round begins with a reason, because passes with fewer threads may take much longer:
- *
- *   fewer threads, if     the threads in use lose CPU time to other programs (mp_lease.lost_ns); or there are more than
- *                         MP_THREADS_FEW; or at least MP_THREADS_SATURATING, and the pass has so few rows that the
- *                         memory may limit it
- *   more threads, if      fewer than the assumed number are in use
- *
- * Rounds that find nothing are followed by pauses. While other programs take CPUs, and once threads were given up for
- * them, a pause is at most 4 s long. A change of the lost time ends it early.
+ * A round needs a lease of more than MP_THREADS_MIN threads, and never plans fewer; for passes with many rows, which
+ * need all cores, of more than MP_THREADS_MIN_LONG. The tuner therefore changes nothing on machines with fewer CPUs.
  *
  * With one row or a few, the number that saturates the memory is a fact of the machine. Tuners share it: new ones begin
  * with it (mp_threads_learned). */
@@ -24,12 +17,12 @@
 #include "models/model.h"
 
 enum {
+    MP_THREADS_MIN = 3,      /* fewer threads are assumed not to saturate memory */
+    MP_THREADS_MIN_LONG = 8, /* the same for passes of 64 rows and more */
     MP_THREADS_MAX = 256,
-    MP_THREADS_FEW = 8,        /* up to this number, rounds change it by one thread */
-    MP_THREADS_SATURATING = 4, /* fewer threads are assumed not to saturate memory */
-    MP_TUNER_PAIRS = 24,       /* most pairs of blocks in a round; it ends once the difference is clear */
-    MP_TUNER_CLASSES = 10,     /* classes of passes: 1 row, 2 to 3 rows, 4 to 7 rows, ..., 512 and more */
-    MP_LEARNED_CLASSES = 3,    /* the first classes, whose numbers tuners share */
+    MP_TUNER_PAIRS = 5,    /* pairs of passes in a round */
+    MP_TUNER_CLASSES = 10, /* classes of passes: 1 row, 2 to 3 rows, 4 to 7 rows, ..., 512 and more */
+    MP_LEARNED_CLASSES = 3 /* the first classes, whose numbers tuners share */
 };
 
 /* Returns the number of threads, 1 to MP_THREADS_MAX, with which a pass of `rows` rows and `barriers` barriers is
@@ -44,54 +37,29 @@ int mp_threads_learned(int class);
 void mp_threads_set_learned(int class, int threads);
 
 typedef struct mp_tuned { /* the measurements of one class of passes */
-    int threads;         /* number in use; 0: mp_threads_worth */
-    int before;          /* number before threads were given up for other programs; 0: none were */
-    bool begun;
-    bool crowded; /* the threads in use lose much time to other programs */
-    bool judged;  /* since the number in use changed, their loss was judged */
-    bool changed; /* `crowded` changed, or another class uses its threads again: a reason to end the pause */
-    int followed; /* mp_thread_tuner.departures when this class last gave up threads, or kept them */
-    /* time of which `lost_ns` was lost, not judged yet */
-    uint64_t watched_ns, lost_ns;
-    uint64_t recent_ns; /* duration of the last pass outside a round */
-    uint64_t paused_ns, pause_ns; /* begin and length of the pause */
-    uint32_t pause_passes;        /* passes until it may end */
-    /* a search tries several numbers, one in each round, and ends with a pause */
-    bool searching, up;  /* up: begins with more threads */
-    int tried, limit;    /* candidates tried, and to be tried */
-    int base, trial;     /* threads of the round; trial 0: none has begun */
-    int length, blocks;  /* passes of a block, and complete blocks; they begin with `base` threads */
-    int count, odd;      /* passes of the present block, and passes whose number of rows differs too much */
-    uint64_t moving_ns;  /* time for which the system could move threads that lost CPU time */
-    int64_t rows;        /* rows of the first pass; those of the others differ by at most an eighth */
-    double shortest;     /* shortest time of a pass. Times are nanoseconds per row */
-    double block, last;  /* sum of times of the present block, and mean time of the last one with `base` threads */
-    double sum;          /* sum of these means over pairs of blocks */
-    double less, spread; /* mean of what the trial took less, and the sum of its squared deviations */
+    double factor;        /* threads in use / mp_threads_worth; 0: none planned yet */
+    bool up, failed;      /* direction of the current round; true if the other direction was not faster */
+    uint32_t wait;        /* passes until the next round */
+    uint32_t pause;       /* length of the last pause, in passes; 0: none since the last change */
+    int base, trial;      /* threads of the round; base 0: none has begun */
+    bool cut;             /* the last pass with fewer threads than planned left CPUs to other workers or programs */
+    int plans, count;     /* plans and measured passes of the round */
+    int64_t rows;         /* rows of its first pass; the others may differ by an eighth */
+    double ns[2][MP_TUNER_PAIRS]; /* times per row: with `base` threads, with `trial` threads */
 } mp_tuned;
 
 typedef struct mp_thread_tuner { /* belongs to one engine. Zeroed: ready for use */
     mp_tuned classes[MP_TUNER_CLASSES];
     mp_tuned *planned; /* class of the last plan, or NULL */
     int threads;       /* number planned */
-    int most;          /* largest number of threads of a pass */
-    int worth;         /* mp_threads_worth of the last plan */
-    /* the last time that a class gave up threads for other programs: the other classes follow it */
-    int departures, left;  /* number of these times, and threads that remained in use; 0: that class uses them again */
-    uint64_t left_ns;
+    int worth, least;  /* mp_threads_worth of the last plan, and its least number of threads */
 } mp_thread_tuner;
 
-/* Returns the number of threads for the next pass of `rows` rows, at least 1. `worth`: the result of mp_threads_worth
- * for it. */
+/* Returns the number of threads for the next pass of `rows` rows. `worth`: the result of mp_threads_worth for it. Never
+ * fewer than the smaller one of `worth` and MP_THREADS_MIN (MP_THREADS_MIN_LONG from 64 rows on). */
 int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows);
-
-typedef struct mp_pass_time {
-    int threads; /* number that computed the pass */
-    int64_t rows;
-    uint64_t ns, ended_ns;        /* duration, and end by mp_sys_now_ns */
-    uint64_t watched_ns, lost_ns; /* as in mp_lease, of this pass */
-} mp_pass_time;
-/* Learns from the pass that was planned last. */
-void mp_tuner_note(mp_thread_tuner *tuner, const mp_pass_time *pass);
+/* Learns from the pass that was planned last: it had `rows` rows and took `ns` with `threads` threads. `most`: the
+ * number that it could have while no other worker or program takes CPUs. */
+void mp_tuner_note(mp_thread_tuner *tuner, int threads, int most, int64_t rows, uint64_t ns);
 
 #endif

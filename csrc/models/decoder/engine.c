@@ -449,13 +449,11 @@ static void count_work(mp_text_engine *engine, const mp_rows *all) {
 
 /* Updates one of two time estimates: a pass with few rows takes the time of reading the weights, a pass with many rows
  * that of the arithmetic. Also updates the number of threads, and the estimates of the speculation. */
-static void learn(mp_text_engine *engine, const mp_rows *all, mp_pass_time *pass, uint64_t start_ns,
+static void learn(mp_text_engine *engine, const mp_rows *all, const mp_lease *lease, uint64_t start_ns,
                   uint64_t thread_ns) {
-    pass->ended_ns = mp_sys_now_ns();
-    uint64_t ns = pass->ns = pass->ended_ns - start_ns;
+    uint64_t ns = mp_sys_now_ns() - start_ns;
     int rows = all->M, drafts, accepted;
-    pass->rows = rows;
-    mp_tuner_note(&engine->tuner, pass);
+    mp_tuner_note(&engine->tuner, lease->threads, mp_team_size(lease->team), rows, ns);
     sum_drafts(engine, &drafts, &accepted);
     if (rows - drafts == all->n_seq && all->n_output == rows)
         mp_speculation_account(&engine->speculation, all->n_seq, drafts, accepted, mp_sys_thread_ns() - thread_ns);
@@ -571,10 +569,7 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
         mp_cached_enter(&engine->steps[s].seq->cached, engine->steps[s].drafts);
     mp_weight_store *store = &engine->model->store;
     const uint64_t packed = mp_weight_store_begin(store, rows.M);
-    mp_pass_time time = {.threads = lease->threads, .watched_ns = lease->watched_ns, .lost_ns = lease->lost_ns};
     mp_lease_run(lease, pass_body, &pass);
-    time.watched_ns = lease->watched_ns - time.watched_ns;
-    time.lost_ns = lease->lost_ns - time.lost_ns;
     const bool kept = mp_weight_store_end(store, packed);
     if (pass.computed < rows.M) {
         rows.M = engine->steps[0].rows = pass.computed;
@@ -593,7 +588,7 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
         mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
         count_work(engine, &rows);
         if (begins && !pass.warming && !kept) /* a pass that packs or reads weights takes longer than later passes */
-            learn(engine, &rows, &time, start, thread_ns);
+            learn(engine, &rows, lease, start, thread_ns);
     }
     if (span && !pass.paused)
         mp_sequence_unpause(span, engine->budget);
