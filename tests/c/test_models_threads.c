@@ -208,7 +208,7 @@ MP_TEST(models_threads_tuners_share_numbers) {
 
     mp_thread_tuner beside = new_tuner();
     m = laptop;
-    for (int pass = 0; pass < 200; pass++) { /* of eight CPUs, others hold two */
+    for (int pass = 0; pass < 200; pass++) { /* others hold two of eight CPUs */
         const int planned = mp_tuner_plan(&beside, worth, 1), threads = planned < 6 ? planned : 6;
         mp_tuner_note(&beside, threads, 8, 1, measured_ns(&m, &random, threads, 1));
     }
