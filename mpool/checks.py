@@ -121,9 +121,10 @@ def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgume
     names = list(known)
     listed = ", ".join(names)
     own = foreign_names.own_name(name, names)
-    if own is not None or name in foreign_names.ADVICE:
-        return InvalidCall(f"`{name}` is not an option of {of}; "
-                           + (foreign_names.ADVICE[name] if own is None else f"use `{own}`"),
+    advice = f"use `{own}`" if own is not None else \
+        foreign_names.ADVICE_FOR.get((of, name)) or foreign_names.ADVICE.get(name)
+    if advice is not None:
+        return InvalidCall(f"`{name}` is not an option of {of}; {advice}",
                            param=name, allowed=listed, hint=f"Options: {listed}")
     near = nearest(name, names, 1, cutoff=0.6)
     return InvalidCall(f"`{name}` is not an option of {of}" + (f"; did you mean `{near[0]}`?" if near else ""),

@@ -81,6 +81,10 @@ _TOKEN = "set the environment variable HF_TOKEN"
 _ZERO_SHOT = "for zero-shot classification, use mpool.classify(texts, model, labels=labels)"
 _SYSTEM = 'begin the messages of mpool.chat with {"role": "system", "content": ...}'
 
+#: Function, argument that others have -> what to do instead. It precedes :data:`ADVICE`.
+ADVICE_FOR: dict[tuple[str, str], str] = {
+    ("embed_image", "prompt"): 'use mpool.embed([{"image": image}], model, prompt=...)',
+}
 #: Argument of another library that mpool does not need -> what to do instead.
 ADVICE: dict[str, str] = {
     "api_key": _IN_PROCESS,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checks import real, refuse
+from ..checks import real, refuse, shown
 from ..errors import InvalidArgument, Unsupported
 from ..host.resources import items_of_caller, list_of_caller
 from ..images.base64_text import is_data_url
@@ -293,7 +293,9 @@ def video_from_part(part: Mapping[str, Any], where: str) -> NamedVideo:
         found = [real(one) for one in stamps] if isinstance(stamps, (list, tuple)) else []
         times = [one for one in found if one is not None and 0 <= one < 1e6]
         if len(times) != len(frames) or times != sorted(times):
-            refuse(f"{where}.timestamps", stamps, f"{len(frames)} ascending numbers of seconds, one per frame")
+            raise InvalidArgument(param=f"{where}.timestamps", got=f"{len(found)} values" if len(found) != len(frames)
+                                  and isinstance(stamps, (list, tuple)) else shown(stamps),
+                                  allowed=f"{len(frames)} ascending numbers of seconds, one per frame")
     return NamedVideo(tuple(_named(frame, f"{name}[{at}]") for at, frame in enumerate(frames)), tuple(times), name,
                       rate)
 

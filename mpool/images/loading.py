@@ -380,26 +380,22 @@ def _check_size(width: int, height: int, name: str) -> None:
     raise InvalidArgument(param=name, got=f"{width:,} x {height:,} pixels", allowed=allowed)
 
 
-#: Serialise loading of the caller's images: Pillow decodes them lazily, which is not thread-safe. An image's address
-#: selects its lock, so a decoder that never returns blocks few other images.
+#: Serialise loading of the caller's images: Pillow decodes their pixels and parses their metadata lazily, which is not
+#: thread-safe. An image's address selects its lock, so a decoder that never returns blocks few other images.
 _LOADING = [threading.Lock() for _ in range(64)]
 
 
 def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
     """Convert to RGB, rotated as the EXIF data says. ``from_caller``: True for the caller's own image, which stays
     unchanged."""
-    from PIL import ImageOps
-
-    from .orientation import upright
+    from .orientation import of_caller_image, rotated, upright
 
     try:
         if from_caller:
             with _LOADING[id(image) // 16 % len(_LOADING)]:
                 image.load()
-            try:
-                turned = ImageOps.exif_transpose(image)
-            except Exception:  # invalid EXIF data: do not rotate
-                turned = image
+                orientation = of_caller_image(image)
+            turned = rotated(image, orientation)
         else:
             image.load()
             turned = upright(image)

@@ -38,11 +38,31 @@ class Jpeg(JpegImageFile):
 
 def upright(image: Image.Image) -> Image.Image:
     """Return a decoded file, rotated as its metadata says, and remove the metadata."""
-    found = _TRANSPOSITIONS.get(orientation(image.info))
-    turned = image if found is None else image.transpose(found)
+    turned = rotated(image, orientation(image.info))
     for key in _METADATA:
         turned.info.pop(key, None)
     return turned
+
+
+def rotated(image: Image.Image, number: int) -> Image.Image:
+    """Return an image that is rotated as an orientation says: ``image`` itself if it is upright."""
+    found = _TRANSPOSITIONS.get(number)
+    return image if found is None else image.transpose(found)
+
+
+def of_caller_image(image: Image.Image) -> int:
+    """Return the orientation of a caller's image, 1 to 8. Must not run in two threads for one image: Pillow marks EXIF
+    data as parsed before it parses them.
+
+    Pillow's parser is asked only if the image has no stored metadata: the orientation of a TIFF image, or one that the
+    caller has set with ``getexif()``.
+    """
+    if any(key in image.info for key in _METADATA):
+        return orientation(image.info)
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # invalid EXIF data: do not rotate
+        return 1
 
 
 def orientation(info: Mapping[Any, Any]) -> int:
@@ -90,4 +110,4 @@ def _of_exif(data: bytes) -> int | None:
     return found
 
 
-__all__ = ["Jpeg", "orientation", "upright"]
+__all__ = ["Jpeg", "of_caller_image", "orientation", "rotated", "upright"]

@@ -201,21 +201,25 @@ def state_bytes(described: ModelDescription) -> int:
     return described.spec.to_core().state_bytes() if "mpool.layer_mixers" in described.spec.kv else 0
 
 
-def suggestion(key: str, capability: str, used: Iterable[str] = ()) -> str:
+def suggestion(key: str, actual: str, capability: str, used: Iterable[str] = ()) -> str:
     """Return the hint for a model without a capability: a model that has it.
 
     Only the default of the catalogue is named: a model with a similar name may be a large download.
 
     Args:
         key: the model.
-        capability: the capability.
-        used: keys of models that have it and that the caller uses; the most similar is named first.
+        actual: the model's capability.
+        capability: the capability that it lacks.
+        used: keys of models that have it and that the caller uses; the most similar is named first. Paths are not
+            named: they are similar if their folders are.
     """
-    near = (nearest(key, list(used), 1) or [load().defaults[capability]])[0]
+    names = [one for one in used if not os.path.isabs(one)]
+    near = (nearest(key, names, 1) or [load().defaults[capability]])[0]
     if capability != "vision":
         return f"Did you mean {near}?"
-    return (f"{near} sees images; `mpool models --task vision` lists all models that do. A GGUF model also needs "
-            "its projector file (mmproj-*.gguf): pass the folder that has both")
+    projector = ". A GGUF model also needs its projector file (mmproj-*.gguf): pass the folder that has both" \
+        if actual == "text_to_text" else ""
+    return f"{near} sees images; `mpool models --task vision` lists all models that do{projector}"
 
 
 def unknown(key: str, known: Mapping[str, str]) -> UnknownModel:

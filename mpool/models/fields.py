@@ -16,6 +16,8 @@ from .json_strict import shorten
 
 #: Default of a getter whose field must be present.
 REQUIRED: Any = object()
+#: Range of the integers of a :class:`~mpool.models.spec.ModelSpec`, which the C core stores.
+_LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 
 
 class Fields:
@@ -72,8 +74,8 @@ class Fields:
             return default, True
         return value, False
 
-    def int(self, key: builtins.str, default: Any = REQUIRED, *, low: builtins.int = -(1 << 63),
-            high: builtins.int = (1 << 63) - 1) -> Any:
+    def int(self, key: builtins.str, default: Any = REQUIRED, *, low: builtins.int = _LOW,
+            high: builtins.int = _HIGH) -> Any:
         """Return an integer from ``low`` to ``high``, or ``default``. Booleans and ``1.0`` are refused."""
         allowed = f"an integer from {low} to {high}"
         value, absent = self._pick(key, default, allowed)
@@ -118,7 +120,8 @@ class Fields:
 
     def list(self, key: builtins.str, default: Any = REQUIRED, *, of: type | None = None,
              limit: builtins.int = 1 << 20) -> Any:
-        """Return a list of at most ``limit`` values (all of type ``of`` if given), or ``default``."""
+        """Return a list of at most ``limit`` values (all of type ``of`` if given), or ``default``. Integers beyond 64
+        bits with a sign are refused, as in :meth:`int`."""
         value, absent = self._pick(key, default, "a list")
         if absent:
             return value
@@ -130,6 +133,9 @@ class Fields:
             for i, item in enumerate(value):
                 if type(item) is not of:
                     self.fail(f"{key}[{i}]", describe(item), _NAMES.get(of, of.__name__))
+        if of is int and value and (min(value) < _LOW or max(value) > _HIGH):
+            at = next(i for i, item in enumerate(value) if not _LOW <= item <= _HIGH)
+            self.fail(f"{key}[{at}]", describe(value[at]), f"an integer from {_LOW} to {_HIGH}")
         return value
 
     def section(self, key: builtins.str, default: Any = REQUIRED) -> Any:

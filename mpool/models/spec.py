@@ -432,6 +432,7 @@ class VisionSettings:
         pixels: for ``"any"`` and ``"marked"``: smallest and largest number of pixels of an image; None: the image is
             cropped to whole patches and not resized.
         video: settings for frames of a video; None: the model takes none.
+        no_video: why a model of a family with videos takes none, for the error message.
         crops: for ``"pan"``: least side of a crop in pixels, maximum number of crops, and ratio of the sides from which
             an image is cropped; None: images are not cropped.
         rows: for ``"fit"``: maximum number of embeddings of an image.
@@ -453,6 +454,7 @@ class VisionSettings:
     pixels: tuple[int, int] | None = None
     crops: tuple[int, int, float] | None = None
     video: VideoSettings | None = None
+    no_video: str | None = None
     rows: int | None = None
     rows_allowed: tuple[int, ...] = ()
     tiles: tuple[int, int] | None = None

@@ -313,7 +313,7 @@ class Names:
         if found is None:
             with self.lock:
                 used = [key for key, other in self.by_key.items() if other.files.capability == capability]
-            raise wrong_capability(entry.key, actual, capability, suggestion(entry.key, capability, used))
+            raise wrong_capability(entry.key, actual, capability, suggestion(entry.key, actual, capability, used))
         return found
 
     def forget(self, entry: Entry) -> None:
@@ -345,7 +345,8 @@ def check_row(model: Any, capability: str | None) -> None:
     reference = parse_reference(model) if isinstance(model, str) else None
     row = None if reference is None or isinstance(reference, LocalRef) else load_catalogue().find(reference)
     if row is not None and capability is not None and not row.may_serve(capability):
-        raise wrong_capability(row.key, row.capability, capability, suggestion(row.key, capability))
+        raise wrong_capability(row.key, row.capability, capability,
+                               suggestion(row.key, row.capability, capability))
 
 
 def _catalogue() -> Any:

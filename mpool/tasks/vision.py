@@ -96,7 +96,8 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
         if isinstance(given, NamedVideo):
             found.append(_video(entry, given, converted))
             # the frames of many videos would take much memory before the prompt is known to be too long
-            _check_context(entry, sum(run.rows for one in found for run in one.runs), len(found), len(found))
+            _check_context(entry, sum(run.rows for one in found for run in one.runs), 0,
+                           [one.is_video for one in found])
             continue
         rows = details.get(given.detail) if isinstance(given.detail, str) else None
         own = limited(tokens or rows or given.tokens)
@@ -108,6 +109,8 @@ def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> Ti
     """Read the frames of a video. ``converted``: reads an image and calls a function with it."""
     settings, positions = _settings(entry), list[int]()
     if settings.video is None:
+        if settings.no_video is not None:
+            raise Unsupported(settings.no_video, param=given.name, hint="Pass frames as images")
         raise Unsupported(f"`{given.name}` has frames of a video; this model takes images only", param=given.name,
                           hint="Pass frames as images, or use a model such as Qwen3-VL")
     if settings.video.mark_token_id is None and given.times[-1] > _MAX_SECONDS:
@@ -125,7 +128,7 @@ def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> Ti
         raise InvalidArgument(param=given.name, got=f"frames of {width} x {height} pixels",
                               allowed="frames that the model resizes to 1 to "
                                       f"{_MAX_PATCHES:,} patches", hint="Resize the frames first")
-    _check_context(entry, rows_of(settings, *size) * -(-len(given.frames) // settings.video.frames), 1, 1)
+    _check_context(entry, rows_of(settings, *size) * -(-len(given.frames) // settings.video.frames), 0, [True])
     frames = [converted(one, partial(resize_frame, settings=settings, size=size, first=(height, width), name=one.name))
               for one in given.frames]
     around = settings.video.around
@@ -254,7 +257,7 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage], che
     parts.append(ids[start:])
     expanded = np.concatenate(parts)
     if check_context:
-        _check_context(entry, len(expanded), len(ids), len(cuts))
+        _check_context(entry, len(expanded), len(ids) - len(parts_of), [cut.is_video for cut in cuts])
     tiles = [tile for image in cuts for tile in image.tiles]
     times = [run.time for run, _ in parts_of]
     in_order = all(run.sources is None for run, _ in parts_of)
@@ -290,15 +293,19 @@ def check_raw(entry: Entry, ids: NDArray[np.int32], name: str, hint: str) -> Non
                               param=name, key=entry.key, hint=hint)
 
 
-def _check_context(entry: Entry, tokens: int, unexpanded: int, images: int) -> None:
+def _check_context(entry: Entry, tokens: int, text: int, videos: Sequence[bool]) -> None:
+    """Raise ContextOverflow for a prompt that is too long. ``text``: the tokens that are no placeholders. ``videos``:
+    for each image, True if it is a video."""
     generation = entry.describe().generation
     assert generation is not None
     limit = generation.context_length - 1
     if tokens > limit:
-        raise ContextOverflow(f"the prompt has {tokens} tokens, {tokens - unexpanded + images} of them for "
-                              f"{images} image{'s' * (images != 1)}, but the model supports at most {limit} plus one "
+        kinds = (("image", len(videos) - sum(videos)), ("video", sum(videos)))
+        counted = " and ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in kinds if count)
+        raise ContextOverflow(f"the prompt has {tokens} tokens, {tokens - text} of them for "
+                              f"{counted}, but the model supports at most {limit} plus one "
                               "generated token", tokens=tokens, limit=limit,
-                              hint="Pass fewer or smaller images, or a shorter text", key=entry.key)
+                              hint="Pass fewer or smaller images or frames, or a shorter text", key=entry.key)
 
 
 def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:

@@ -299,6 +299,10 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
         read_scaling(config, CLIP_MEAN, CLIP_STD))
 
 
+def _differs(config: Fields, key: str, found: object, images: object) -> str:
+    return f"{config.file}: {config.name(key)} is {found}, but {images} for images; mpool prepares frames like images"
+
+
 def _video_config(folder: Folder, *others: str) -> Fields:
     """Return the configuration for videos: a section of the newer file, its own file, or the first of ``others`` that
     the folder has; without any, an empty one."""
@@ -310,12 +314,12 @@ def _video_config(folder: Folder, *others: str) -> Fields:
     return folder.fields(name, missing_ok=True)
 
 
-def read_frames(folder: Folder, images: TilingProcessor) -> tuple[int, int] | None:
+def read_frames(folder: Folder, images: TilingProcessor) -> tuple[int, int] | str:
     """Read the video processor of a SmolVLM 2 folder, whose frames become images of one tile.
 
     Returns:
-        ``resample`` and ``longest`` of :class:`~mpool.models.spec.VideoSettings`; None: frames are not prepared like
-        images.
+        ``resample`` and ``longest`` of :class:`~mpool.models.spec.VideoSettings`; or, if frames are not prepared like
+        images, the sentence that says which key differs.
 
     Raises:
         FormatError: a value is malformed.
@@ -325,15 +329,22 @@ def read_frames(folder: Folder, images: TilingProcessor) -> tuple[int, int] | No
     size = config.section("size", None) or (None if sampling is None else sampling.section("video_size", None))
     tile = config.section("max_image_size", None)
     side = 364 if tile is None else tile.int("longest_edge", low=1, high=MAX_SIDE)
-    if side != images.side or read_scaling(config, HALVES, HALVES) != images.kv or not config.bool("do_resize", True) \
-            or size is not None and "longest_edge" not in size:
-        return None
+    if side != images.side:
+        return _differs(config, "max_image_size", side, images.side)
+    own = read_scaling(config, HALVES, HALVES)
+    for key, name in (("rescale_factor", "rescale_factor"), ("mean", "image_mean"), ("std", "image_std")):
+        if own.get(f"mpool.image.{key}") != images.kv.get(f"mpool.image.{key}"):
+            return _differs(config, name, own.get(f"mpool.image.{key}"), images.kv.get(f"mpool.image.{key}"))
+    if not config.bool("do_resize", True):
+        return f"{config.file}: {config.name('do_resize')} is false, which mpool does not support for frames"
+    if size is not None and "longest_edge" not in size:
+        return f"{size.file}: {size.at} has no longest_edge, which mpool needs for frames"
     longest = 4 * 364 if size is None else size.int("longest_edge", low=1, high=MAX_SIDE)
     return config.int("resample", 1, low=0, high=5), longest
 
 
 def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: bool
-               ) -> tuple[tuple[int, int] | None, int | None, int] | None:
+               ) -> tuple[tuple[int, int] | None, int | None, int] | str:
     """Read the video processor of a folder of one of Qwen's vision models; without a file, its defaults.
 
     Args:
@@ -344,19 +355,20 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: 
             takes the limits of images; mpool takes those with which the models were published, of 768 tokens.
 
     Returns:
-        ``pixels``, ``most_rows`` and ``resample`` of :class:`~mpool.models.spec.VideoSettings`; None: frames are not
-        prepared like images.
+        ``pixels``, ``most_rows`` and ``resample`` of :class:`~mpool.models.spec.VideoSettings`; or, if frames are not
+        prepared like images, the sentence that says which key differs.
 
     Raises:
         FormatError: a value is malformed.
     """
     config = _video_config(folder)
     for key, value in (("patch_size", images.patch), ("merge_size", images.merge), ("temporal_patch_size", frames)):
-        if config.int(key, value) != value:
-            return None
-    usual = {name: cast("list[float]", images.kv.get(f"mpool.image.{name}", HALVES)) for name in ("mean", "std")}
-    if any(_read_three(config, f"image_{name}", value) != value for name, value in usual.items()):
-        return None
+        if (found := config.int(key, value)) != value:
+            return _differs(config, key, found, value)
+    for key in ("mean", "std"):
+        usual = cast("list[float]", images.kv.get(f"mpool.image.{key}", HALVES))
+        if (three := _read_three(config, f"image_{key}", usual)) != usual:
+            return _differs(config, f"image_{key}", three, usual)
     area = (28 if each else 32) ** 2
     least, most = _pixel_limits(config, 128 * area, 768 * area, own=each)
     rows = None

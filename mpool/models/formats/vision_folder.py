@@ -178,9 +178,11 @@ def read_idefics3(config: Fields) -> VisionModel:
                               resize=("exact", encoder.image_size, encoder.image_size), resample=processor.resample,
                               crop=None, patch_size=encoder.patch_size, image_size=encoder.image_size, any_size=False)
         frames = image_processor.read_frames(folder, processor) if config.str("model_type") == "smolvlm" else None
-        video = None if frames is None else VideoSettings(None, None, 1, None, None, frames[0], longest=frames[1])
+        video = VideoSettings(None, None, 1, None, None, frames[0], longest=frames[1]) \
+            if isinstance(frames, tuple) else None
         return VisionSettings(scheme="split", image=image, image_token_id=token, merge=merge,
-                              longest=processor.longest, split=processor.split, video=video), processor.kv
+                              longest=processor.longest, split=processor.split, video=video,
+                              no_video=frames if isinstance(frames, str) else None), processor.kv
 
     return VisionModel("idefics3", text, encoder, projector, {
         "mpool.vision.image_encoder": encoder.architecture, "mpool.vision.image_token_id": token,
@@ -329,9 +331,10 @@ def read_qwen(config: Fields) -> VisionModel:
         return VisionSettings(scheme="any", image=image, image_token_id=token, merge=merge,
                               pixels=(min(processor.min_pixels, max_pixels), max_pixels)
                               if processor.resize else None,
-                              video=None if video is None else VideoSettings(
+                              video=None if isinstance(video, str) else VideoSettings(
                                   marks[0], (marks[1], marks[2]) if usual.interleaved else None, frames, *video,
-                                  per_second)), processor.kv
+                                  per_second),
+                              no_video=video if isinstance(video, str) else None), processor.kv
 
     return VisionModel(encoder.architecture, text, encoder, _qwen_projector(found, width), {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,

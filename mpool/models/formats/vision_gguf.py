@@ -197,7 +197,7 @@ def _rope_sections(text: ModelDescription) -> list[int]:
     key = f"{arch}.rope.dimension_sections"
     value = text.spec.kv.get(key)
     found = [number for number in value if type(number) is int] if isinstance(value, list) else []
-    if found != value or len(found) not in (3, 4) or min(found[:3]) < 1 or any(found[3:]):
+    if found != value or len(found) not in (3, 4) or not 1 <= min(found[:3]) <= max(found) < 1 << 31 or any(found[3:]):
         own = text.spec.origins.get(key, ("", key.replace(arch, _QWEN_DECODERS.get(arch, arch))))[1]
         raise FormatError(file=text.spec.files[0], field=own,
                           got=describe(value), allowed="three positive numbers, optionally followed by 0",

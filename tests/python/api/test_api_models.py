@@ -71,6 +71,21 @@ def test_another_capability_is_another_error(pool: mpool.Pool, bert: Path, llama
         with pytest.raises(mpool.WrongCapability) as caught:
             call()
         assert caught.value.key in (str(bert), str(llama)) and isinstance(caught.value, ValueError)
+        # the paths are similar because they are in one folder
+        assert str(llama) not in caught.value.hint and str(bert) not in caught.value.hint
+
+
+def test_only_language_models_may_lack_a_projector(pool: mpool.Pool, llama: Path) -> None:
+    for model, named in ((llama, True), ("digits-clip", False)):
+        with pytest.raises(mpool.WrongCapability) as caught:
+            pool.vision(np.zeros((8, 8, 3), np.uint8), "x", model)
+        assert ("mmproj" in caught.value.hint) == named
+
+
+def test_a_prompt_of_embed_image_is_one_of_embed(pool: mpool.Pool) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=r"mpool\.embed\(") as caught:
+        pool.embed_image(np.zeros((8, 8, 3), np.uint8), "digits-clip", prompt="x")
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("model", [5, b"bytes", ["a"], object(), True])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -458,3 +459,8 @@ def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, An
 def text(seed: int, words: int) -> str:
     """Return random words of the tokenizer's vocabulary."""
     return " ".join(f"w{i}" for i in np.random.default_rng(seed).integers(10, IMAGE, words))
+
+
+if __name__ == "__main__":  # arguments: a folder, and families; without families, all of them
+    for called in sys.argv[2:] or FAMILIES:
+        print(save(randomised(called), called, Path(sys.argv[1]) / called))

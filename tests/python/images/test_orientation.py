@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -90,3 +91,34 @@ print([read_image(file).size for file in files])
     done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=120,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     assert (done.stdout, done.stderr) == ("[(64, 64), (64, 64), (64, 64)]\n", "")
+
+
+def test_one_image_in_several_threads_is_rotated_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow marks EXIF data as parsed before it parses them."""
+    parsing, ends = threading.Event(), threading.Event()
+    load = Image.Exif.load
+
+    def slow(self: Any, data: bytes) -> None:
+        parsing.set()
+        ends.wait(2)
+        load(self, data)
+
+    monkeypatch.setattr(Image.Exif, "load", slow)
+    data = exif([(274, 3, 1, b"\6\0\0\0")])
+    shared = Image.open(io.BytesIO(hostileimages.saved(hostileimages.noise(40, 24), "PNG", exif=data)))
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(read_image(shared).size)) for _ in range(2)]
+    threads[0].start()
+    parsing.wait(0.1)
+    threads[1].start()
+    threads[1].join(0.1)
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert found == [(24, 40)] * 2
+
+
+def test_orientation_that_the_caller_has_set() -> None:
+    image = Image.fromarray(np.asarray(hostileimages.noise(40, 24)))
+    image.getexif()[274] = 6
+    assert read_image(image).size == (24, 40) and image.size == (40, 24)

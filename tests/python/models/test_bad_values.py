@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import badvalues
+from mpool.errors import FormatError
 from mpool.models import architectures, origins
 from mpool.models.families import llama, reading, table
 from mpool.models.fields import Fields
@@ -202,6 +203,23 @@ MAMBA: list[tuple[str, dict[str, Any]]] = [
 def test_hostile_sizes_of_mamba(name: str, changes: dict[str, Any]) -> None:
     text, _ = badvalues.outcome(READERS[name.split()[0]], COMMITTED[name][""] | changes)
     assert text.startswith(f"FormatError: {NAME}: {next(iter(changes))} is ")
+
+
+@pytest.mark.parametrize(("values", "at"), [([1, 1 << 63], 1), ([-1 - (1 << 63)], 0), ([7, (1 << 64) - 1, 1 << 63], 1)])
+def test_integers_of_a_list_fit_64_bits_with_their_sign(values: list[int], at: int) -> None:
+    """Others were a ValueError of the core, without file and key."""
+    with pytest.raises(FormatError) as caught:
+        Fields({"sizes": values}, file=NAME).list("sizes", of=int)
+    assert (caught.value.file, caught.value.field) == (NAME, f"sizes[{at}]")
+    assert Fields({"sizes": [(1 << 63) - 1, -(1 << 63)]}, file=NAME).list("sizes", of=int)
+
+
+def test_sections_of_a_gguf_file_fit_the_core() -> None:
+    spec = SimpleNamespace(architecture="qwen2", files=["m.gguf"], origins={},
+                           kv={"qwen2.rope.dimension_sections": [2, (1 << 64) - 1, 2, 0]})
+    with pytest.raises(FormatError) as caught:
+        vision_gguf._rope_sections(SimpleNamespace(spec=spec))  # type: ignore[arg-type]
+    assert caught.value.field == "qwen2vl.rope.dimension_sections"
 
 
 #: Reader and ``model_type`` without a configuration -> why.

@@ -401,8 +401,9 @@ def test_sizes_of_frames_that_are_images(tmp_path: Path, files: dict[str, Any], 
                   if value is not None}
         (tmp_path / f"{name}_config.json").write_text(json.dumps(config))
     with mpool.Pool() as pool:
-        video = pool._find(str(tmp_path), "vision").describe().vision.video
-    assert (None if video is None else video.longest) == longest
+        found = pool._find(str(tmp_path), "vision").describe().vision
+    assert (None if found.video is None else found.video.longest) == longest
+    assert longest is not None or next(iter(next(iter(files.values())))) in found.no_video
 
 
 def test_frames_that_are_images_have_a_time(smolvlm: Any) -> None:
@@ -434,6 +435,38 @@ def test_bad_frames(family: Any, part: dict[str, Any], param: str) -> None:
     with pytest.raises(errors.InvalidArgument) as caught:
         pool.chat([{"role": "user", "content": [{"type": "video", **part}, "w40"]}], str(folder))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(("key", "value"), [("patch_size", 8), ("merge_size", 1), ("temporal_patch_size", 1),
+                                           ("image_mean", [0.5, 0.5, 0.25]), ("image_std", 0.75)])
+def test_frames_that_are_not_prepared_like_images(tmp_path: Path, key: str, value: Any) -> None:
+    save("qwen3_vl", tmp_path, **{key: value})
+    with mpool.Pool() as pool, pytest.raises(errors.Unsupported) as caught:
+        asked(pool, tmp_path, [{"type": "video", "video": frames(2), "fps": 1}, {"type": "text", "text": "w40"}])
+    assert caught.value.param == "messages[0].content[0].video"
+    found = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    usual = {"image_mean": MEAN, "image_std": STD}.get(key) or found[key]
+    read = [value] * 3 if key == "image_std" else value
+    for part in ("video_preprocessor_config.json", key, str(read), str(usual)):
+        assert part in caught.value.message
+
+
+def test_errors_of_frames_count_videos(tmp_path: Path) -> None:
+    save("qwen3_vl", tmp_path, do_resize=False)
+    with mpool.Pool() as pool:
+        with pytest.raises(errors.ContextOverflow) as caught:
+            asked(pool, tmp_path, [{"type": "video", "video": frames(300), "fps": 2}, {"type": "text", "text": "w40"}])
+        assert "1 video," in caught.value.message
+        with pytest.raises(errors.ContextOverflow) as several:
+            asked(pool, tmp_path, [*[{"type": "video", "video": frames(8), "fps": 2}] * 2, {"type": "image", "image":
+                  image(1, 24, 40)}, {"type": "text", "text": "w40 " * 1000}])
+        made = asked(pool, tmp_path, [*[{"type": "video", "video": frames(8), "fps": 2}] * 2, {"type": "image", "image":
+                     image(1, 24, 40)}, {"type": "text", "text": "w40"}])
+        rows = int(made.images.runs[1::3].sum())
+        assert f" {rows} of them for 1 image and 2 videos," in several.value.message
+        with pytest.raises(errors.InvalidArgument) as refused:
+            asked(pool, tmp_path, [{"type": "video", "video": frames(3), "timestamps": [0, 1]}])
+        assert refused.value.got == "2 values"
 
 
 @pytest.mark.parametrize("name", ["llava", "idefics3"])
