@@ -450,10 +450,11 @@ static void count_work(mp_text_engine *engine, const mp_rows *all) {
 
 /* Updates one of two time estimates: a pass with few rows takes the time of reading the weights, a pass with many rows
  * that of the arithmetic. Also updates the number of threads, and the estimates of the speculation. */
-static void learn(mp_text_engine *engine, const mp_rows *all, int threads, uint64_t start_ns, uint64_t thread_ns) {
+static void learn(mp_text_engine *engine, const mp_rows *all, const mp_lease *lease, uint64_t start_ns,
+                  uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
     int rows = all->M, drafts, accepted;
-    mp_tuner_note(&engine->tuner, threads, rows, ns);
+    mp_tuner_note(&engine->tuner, lease->threads, mp_team_size(lease->team), rows, ns);
     sum_drafts(engine, &drafts, &accepted);
     if (rows - drafts == all->n_seq && all->n_output == rows)
         mp_speculation_account(&engine->speculation, all->n_seq, drafts, accepted, mp_sys_thread_ns() - thread_ns);
@@ -590,7 +591,7 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
         count_work(engine, &rows);
         /* a pass that packs or reads weights, or ends early, takes longer than others */
         if (begins && !pass.warming && !kept && pass.computed == pass.rows.M)
-            learn(engine, &rows, lease->threads, start, thread_ns);
+            learn(engine, &rows, lease, start, thread_ns);
     }
     if (span && !pass.paused)
         mp_sequence_unpause(span, engine->budget);

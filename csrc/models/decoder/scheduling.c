@@ -194,7 +194,7 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
     enum { LONG_ROWS = 64 }; /* from here on, a barrier takes little of the time between barriers */
     const int worth = mp_threads_worth(&engine->model->base.facts, engine->span.item ? MP_STEP_ROWS : planned,
                                        engine->model->barriers);
-    plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
+    plan->threads = engine->span.item ? worth : mp_tuner_plan(&engine->tuner, worth, planned);
     if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
         mp_images_trim(engine->images); /* no item waits for a tile */
     if (engine->image_part.item && plan->count == MP_PLAN_MAX)
