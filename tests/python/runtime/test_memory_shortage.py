@@ -251,12 +251,16 @@ def _asked_and_peak(ref: str, run: Callable[[mpool.Pool, str], object], isolatio
 
         thread = threading.Thread(target=watch)
         thread.start()
-        run(pool, ref)
-        peak[0] = max(peak[0], pool.registry.stats()["memory_used"])
+        for _ in range(20):  # on a busy machine the thread may not run while the memory is in use
+            run(pool, ref)
+            peak[0] = max(peak[0], pool.registry.stats()["memory_used"])
+            (row,) = (row for row in pool.registry.entries() if row["worker"])
+            asked = row["predicted_bytes"] + row["worker"][0]["predicted_bytes"]
+            if asked <= 1.15 * peak[0]:
+                break
         over.set()
         thread.join()
-        (row,) = (row for row in pool.registry.entries() if row["worker"])
-        return row["predicted_bytes"] + row["worker"][0]["predicted_bytes"], peak[0]
+        return asked, peak[0]
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
