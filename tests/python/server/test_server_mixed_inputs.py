@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         folders[name] = imagemodels.save(imagemodels.randomised(name, 2), name, tmp_path_factory.mktemp(name))
     folders["unlike"] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp("unlike"))
     (folders["unlike"] / "chat_template.json").write_text((folders["chat"] / "chat_template.json").read_text())
-    (folders["unlike"] / "video_preprocessor_config.json").write_text('{"do_rescale": false}')
+    (folders["unlike"] / "video_preprocessor_config.json").write_text('{"image_std": [0.4, 0.4, 0.4]}')
     with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
         yield made
 
@@ -161,7 +161,8 @@ def test_errors_of_pairs_name_the_field(server: Any, model: str, one: str, two: 
     for first, second, param, place in (
             (["w40", "w41", "w40"], ["w50", "w51", bad], two, f"{two}[2]"),
             (["w40", "w41", "w40"], ["w50", bad, "w52"], two, f"{two}[1]"),
-            ("w40", ["w50", bad, "w52"], two, f"{two}[1]")):
+            ("w40", ["w50", bad, "w52"], two, f"{two}[1]"), ("w40", bad, two, two), ("w40", [bad], two, f"{two}[0]"),
+            (bad, ["w50"], one, one), ([bad], ["w50"], one, f"{one}[0]")):
         status, found = ask(server, "/v1/score", {"model": model, one: first, two: second})
         assert (status, found["error"]["param"]) == (400, param) and f"`{place}`" in found["error"]["message"], found
 

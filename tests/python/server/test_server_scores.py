@@ -74,15 +74,6 @@ def test_refused_scores(server: Any, change: dict[str, Any], word: str) -> None:
     assert status == 400 and word in found["error"]["message"], found
 
 
-@pytest.mark.parametrize("model", ["ranker", "bert"])
-@pytest.mark.parametrize(("change", "param"), [
-    ({"text_2": ""}, "text_2"), ({"text_2": [""]}, "text_2[0]"), ({"text_1": ""}, "text_1"),
-    ({"text_1": [""]}, "text_1[0]")], ids=str)
-def test_names_of_texts_that_are_refused(server: Any, model: str, change: dict[str, Any], param: str) -> None:
-    status, found = ask(server, "/v1/score", {"model": model, "text_1": "cats", "text_2": "A cat sat.", **change})
-    assert (status, found["error"]["param"]) == (400, param), found
-
-
 def test_one_text_that_is_too_long(server: Any) -> None:
     with limits(server, max_text=20):
         for text, param in (("x" * 21, "text_2"), (["x" * 21], "text_2[0]")):
