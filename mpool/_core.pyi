@@ -38,6 +38,22 @@ def config() -> dict[str, Any]:
     nodes [{number, cpus}], memory_bytes, compiler, version, sanitizer, numpy_abi.
     """
 
+def machine() -> dict[str, Any]:
+    """Return cpu_name, and the keys compute_threads, threads_from, cores and nodes of :func:`config`. Cheap.
+
+    Raises:
+        InvalidArgument: ``MPOOL_NODES`` is malformed.
+    """
+
+def learned_threads() -> tuple[int, int, int]:
+    """Return the numbers of threads that saturate memory in passes of 1, 2 to 3, and 4 to 7 rows; 0: not known.
+
+    See csrc/models/threads.h.
+    """
+
+def set_learned_threads(numbers: tuple[int, ...]) -> None:
+    """Set these numbers for the models that load from now on."""
+
 def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:
     """Dequantise ``n`` items of a stored row to float32 ``(n,)``."""
 

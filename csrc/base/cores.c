@@ -225,7 +225,6 @@ static void make_classes(reading *r, mp_cores *cores) {
         if (at->core < 0)
             continue;
         at->group = r->cores[at->core].group;
-        at->speed = r->cores[at->core].speed;
         mp_cpu_set_add(&cores->classes[at->group].cpus, cpu);
     }
     finish(cores);
@@ -234,7 +233,7 @@ static void make_classes(reading *r, mp_cores *cores) {
 static void clear(mp_cores *cores) {
     *cores = (mp_cores){.package_count = 1};
     for (int cpu = 0; cpu < MP_CPUS_MAX; cpu++)
-        cores->cpus[cpu] = (mp_core_cpu){.core = -1, .speed = 1};
+        cores->cpus[cpu] = (mp_core_cpu){.core = -1};
 }
 
 void mp_cores_read(const char *root, const mp_cpu_set *allowed, mp_cores *cores) {

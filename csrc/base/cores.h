@@ -58,7 +58,6 @@ typedef struct mp_core_class {
 typedef struct mp_core_cpu {
     int16_t core;  /* number of the core, from 0 on by its first CPU; -1: the process may not use the CPU */
     int16_t group; /* index in mp_cores.classes */
-    float speed;   /* 1.0 = the fastest core of the process; also 1.0 if the process may not use the CPU */
 } mp_core_cpu;
 
 typedef struct mp_cores {

@@ -44,10 +44,10 @@ typedef struct mp_lease {
     mp_team *team;
     int threads;                  /* >= 1 */
     const _Atomic int *cancelled; /* not 0 once every item of the step is cancelled; may be NULL */
-    /* Say that others wait: set if the worker got a request that it could begin now; the number of workers that have
+    /* Say that others wait: not 0 once a request is queued for the worker's model; the number of workers that have
      * work, this one included; the number of threads that wait for CPUs. NULL: unknown. */
     const _Atomic int *wanted, *runnable, *waiting;
-    bool cut_short;               /* set by the engine: the step ended early, because others waited */
+    bool cut_short;               /* set by the engine: the step did less than planned */
     _Atomic uint64_t heartbeat;   /* time of the last mp_lease_poll in ns; read by the watchdog */
     int helpers[255];             /* private: indices of the helpers held */
     int near;                     /* number of threads at the first mp_team_place */
@@ -75,9 +75,9 @@ void mp_team_return(mp_lease *lease);
 
 /* Run `body` on all threads of the lease. Returns when `body` has returned on all of them. */
 void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, void *arg), void *arg);
-/* Call at least every 5 ms from tile loops: updates the heartbeat and returns true when the step must stop. All threads
- * must agree whether to skip a barrier, so call this on thread 0 and share the result through memory and
- * mp_team_barrier. */
+/* Call at least every 5 ms from tile loops: updates the heartbeat and returns true when the step must stop.
+ * Thread-safe. All threads must agree whether to skip a barrier, so one thread must share the result through memory
+ * before one. */
 bool mp_lease_poll(mp_lease *lease);
 /* Returns true if others wait for the end of the step. Thread-safe. */
 bool mp_lease_wanted(const mp_lease *lease);

@@ -35,13 +35,6 @@ mp_status mp_topology_read_from(const char *root, const char *table, const mp_cp
 /* Check the syntax of MPOOL_NODES. INVALID_ARGUMENT when it is malformed. Call once, when the module loads. */
 mp_status mp_topology_check(const char *table, mp_error *error);
 
-/* Returns the class and the relative speed of a CPU, and the core that it belongs to. Speed 1.0 = the fastest core of
- * the process; an estimate (cores.h). `cpu` may be any number, such as that of sched_getcpu. An unknown CPU has core
- * -1, class 0 and speed 1.0. */
-static inline mp_core_cpu mp_topology_cpu(const mp_topology *topology, int cpu) {
-    return cpu >= 0 && cpu < MP_CPUS_MAX ? topology->cores.cpus[cpu] : (mp_core_cpu){.core = -1, .speed = 1};
-}
-
 /* The origin of the default number of compute threads. */
 typedef enum mp_threads_reason {
     MP_THREADS_ASKED, /* MPOOL_THREADS */

@@ -42,8 +42,9 @@ typedef struct mp_item {
 enum { MP_PLAN_MAX = 256 }; /* items in one step */
 
 typedef struct mp_plan {
-    bool alone; /* set by the worker before `plan`: no other request and no other worker waits. A step that ends soon
-                 * after mp_lease_wanted returns true may then exceed the budget by any time */
+    /* set by the worker before `plan`: the compute threads of the pool, if no other request and no other worker waits;
+     * otherwise 0. A step that ends soon after mp_lease_wanted returns true may then exceed the budget by any time */
+    int alone_threads;
     int count;
     mp_item *items[MP_PLAN_MAX];
     uint32_t amount[MP_PLAN_MAX]; /* units of work for each item in this step, at least 1; the engine defines the unit.

@@ -2,11 +2,13 @@
 #include "models/threads.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 enum {
     PLANS = 64,       /* plans after which a round is given up: its passes differ too much */
     PAUSE = 64,       /* passes until the next round, once neither direction is faster */
-    MAX_PAUSE = 4096 /* longest pause: each one is four times as long as the one before */
+    MAX_PAUSE = 4096, /* longest pause: each one is four times as long as the one before */
+    LONG_ROWS = 64    /* passes with fewer rows may saturate the memory */
 };
 
 /* A trial is faster if its time is below this share of the base's time. A smaller gain is noise. */
@@ -25,6 +27,19 @@ int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
     double computing = 2.0 * (double)facts->parameters * (double)rows / OPERATIONS;
     /* work / n + barriers * BARRIER_NS * n is smallest where both terms are equal */
     return bounded(sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers)), 1);
+}
+
+/* ---- numbers that tuners share ----------------------------------------------------------------------------------- */
+
+static _Atomic int learned[MP_LEARNED_CLASSES];
+
+int mp_threads_learned(int class) {
+    return class < MP_LEARNED_CLASSES ? atomic_load_explicit(&learned[class], memory_order_relaxed) : 0;
+}
+
+void mp_threads_set_learned(int class, int threads) {
+    if (class < MP_LEARNED_CLASSES)
+        atomic_store_explicit(&learned[class], bounded(threads, 0), memory_order_relaxed);
 }
 
 /* ---- the tuner --------------------------------------------------------------------------------------------------- */
@@ -51,10 +66,15 @@ static void fail_round(mp_tuned *tuned) {
 
 int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
     mp_tuned *tuned = class_of(tuner, rows);
-    const int least = worth < MP_THREADS_MIN ? worth : MP_THREADS_MIN;
+    const int least = rows < LONG_ROWS ? MP_THREADS_MIN : MP_THREADS_MIN_LONG;
+    if (tuned->factor == 0) {
+        const int known = mp_threads_learned((int)(tuned - tuner->classes));
+        tuned->factor = known > 0 && known < worth ? (double)known / worth : 1;
+    }
     tuner->planned = tuned;
     tuner->worth = worth;
-    tuner->threads = tuned->factor > 0 ? bounded(worth * tuned->factor + 0.5, least) : worth;
+    tuner->least = worth < least ? worth : least;
+    tuner->threads = bounded(worth * tuned->factor + 0.5, tuner->least);
     if (tuned->wait == 0 && ++tuned->plans > PLANS) {
         tuned->failed = true;
         fail_round(tuned);
@@ -65,13 +85,13 @@ int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
 }
 
 /* Returns the number to compare with `threads`: the next power of two, or 1.5 times one, that differs by at least a
- * fifth. Matrices can be split evenly into that number of parts. */
-static int neighbour(int threads, bool up) {
-    int found = MP_THREADS_MIN;
-    for (int n = MP_THREADS_MIN; n <= MP_THREADS_MAX; n = n & (n - 1) ? n / 3 * 4 : n / 2 * 3) {
+ * fifth. Matrices can be split evenly into that number of parts, and smaller steps seem to gain nothing. */
+static int neighbour(int threads, bool up, int least) {
+    int found = least;
+    for (int n = 2; n <= MP_THREADS_MAX; n = n & (n - 1) ? n / 3 * 4 : n / 2 * 3) {
         if (up && 4 * n >= 5 * threads)
             return n;
-        if (5 * n <= 4 * threads)
+        if (5 * n <= 4 * threads && n > least)
             found = n;
     }
     return up ? MP_THREADS_MAX : found;
@@ -80,9 +100,10 @@ static int neighbour(int threads, bool up) {
 /* Chooses the numbers of threads of a round after its first pass. Returns false if there is no other number to try. */
 static bool choose(const mp_thread_tuner *tuner, mp_tuned *tuned, int threads) {
     tuned->base = threads;
-    tuned->trial = neighbour(threads, tuned->up);
+    tuned->trial = neighbour(threads, tuned->up, tuner->least);
     const bool limited = threads < tuner->threads; /* there are no more threads */
-    return threads > MP_THREADS_MIN && tuned->trial != threads && !(tuned->up && limited);
+    return tuned->up ? !limited && tuned->trial != threads && (threads > tuner->least || threads < tuner->worth)
+                     : threads > tuner->least;
 }
 
 static double median(const double *values) {
@@ -96,11 +117,13 @@ static double median(const double *values) {
     return sorted[MP_TUNER_PAIRS / 2];
 }
 
-void mp_tuner_note(mp_thread_tuner *tuner, int threads, int64_t rows, uint64_t ns) {
+void mp_tuner_note(mp_thread_tuner *tuner, int threads, int most, int64_t rows, uint64_t ns) {
     mp_tuned *tuned = tuner->planned;
     tuner->planned = NULL;
     if (!tuned || rows < 1 || threads > tuner->threads)
         return;
+    if (threads < tuner->threads)
+        tuned->cut = threads < most;
     if (tuned->wait > 0) {
         tuned->wait--;
         return;
@@ -131,6 +154,8 @@ void mp_tuner_note(mp_thread_tuner *tuner, int threads, int64_t rows, uint64_t n
         return;
     }
     tuned->factor = (double)tuned->trial / tuner->worth;
+    if (!tuned->cut && tuner->worth >= 2 * tuned->trial) /* less work per barrier may be a reason for fewer threads */
+        mp_threads_set_learned((int)(tuned - tuner->classes), tuned->trial);
     tuned->failed = true; /* the other direction leads back to the slower number */
     tuned->pause = 0;
     begin_round(tuned);

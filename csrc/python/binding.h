@@ -79,6 +79,16 @@ PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
 /* Borrow the spec of a Spec object and freeze it. Returns NULL with TypeError for another object. */
 mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object);
 PyObject *mp_read_gguf(PyObject *module, PyObject *path);
+
+/* --- machine.c: functions of the module --- */
+
+/* {"compute_threads", "threads_from", "cores", "nodes"} */
+PyObject *mp_machine_config(mp_state *state);
+/* mp_machine_config with "cpu_name". */
+PyObject *mp_machine(PyObject *module, PyObject *none);
+/* A tuple of MP_LEARNED_CLASSES numbers (models/threads.h). */
+PyObject *mp_learned_threads(PyObject *module, PyObject *none);
+PyObject *mp_set_learned_threads(PyObject *module, PyObject *numbers);
 /* Returns the byte-pair vocabulary of a spec that no longer changes, or None if the spec has no suitable one. */
 PyObject *mp_bpe_object(mp_state *state, mp_spec *spec);
 /* Borrow the notifier. Returns NULL with an exception if the object is not a Notifier or is closed. */

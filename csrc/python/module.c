@@ -233,61 +233,6 @@ static PyObject *kernel_variants(void) {
     return variants;
 }
 
-/* [{"number", "cpus"}]: the memory nodes whose CPUs this process may use. */
-static PyObject *memory_nodes(const mp_topology *topology) {
-    PyObject *nodes = PyList_New(0);
-    for (int i = 0; nodes && i < topology->node_count; i++) {
-        char cpus[1024];
-        mp_cpu_set_text(&topology->nodes[i].cpus, cpus, sizeof(cpus));
-        PyObject *node = Py_BuildValue("{s:i,s:s}", "number", topology->nodes[i].number, "cpus", cpus);
-        if (!node || PyList_Append(nodes, node) < 0)
-            Py_CLEAR(nodes);
-        Py_XDECREF(node);
-    }
-    return nodes;
-}
-
-/* {"packages", "source", "classes": [{"cores", "cpus", "cpu_list", "speed", "used"}]}: the cores of this process. */
-static PyObject *core_classes(const mp_cores *cores) {
-    PyObject *classes = PyList_New(0);
-    for (int i = 0; classes && i < cores->class_count; i++) {
-        const mp_core_class *group = &cores->classes[i];
-        char list[1024];
-        mp_cpu_set_text(&group->cpus, list, sizeof(list));
-        PyObject *one = Py_BuildValue("{s:i,s:i,s:s,s:d,s:O}", "cores", group->core_count, "cpus", group->cpu_count,
-                                      "cpu_list", list, "speed", (double)group->speed, "used",
-                                      group->used ? Py_True : Py_False);
-        if (!one || PyList_Append(classes, one) < 0)
-            Py_CLEAR(classes);
-        Py_XDECREF(one);
-    }
-    return classes ? Py_BuildValue("{s:i,s:s,s:N}", "packages", cores->package_count, "source",
-                                   mp_speed_source_name(cores->source), "classes", classes)
-                   : NULL;
-}
-
-/* {"compute_threads", "threads_from", "cores", "nodes"} */
-static PyObject *machine_config(mp_state *state) {
-    mp_error error;
-    mp_topology *topology = mp_alloc(sizeof(*topology), MP_TAG_MISC);
-    if (!topology)
-        return PyErr_NoMemory();
-    if (mp_topology_read(topology, &error) != MP_OK) {
-        mp_free(topology);
-        return mp_raise(state, &error, NULL);
-    }
-    mp_threads_reason reason;
-    int threads = mp_topology_threads(topology, &reason);
-    PyObject *nodes = memory_nodes(topology), *cores = core_classes(&topology->cores), *result = NULL;
-    if (nodes && cores)
-        result = Py_BuildValue("{s:i,s:s,s:O,s:O}", "compute_threads", threads, "threads_from",
-                               mp_threads_reason_name(reason), "cores", cores, "nodes", nodes);
-    Py_XDECREF(nodes);
-    Py_XDECREF(cores);
-    mp_free(topology);
-    return result;
-}
-
 static PyObject *module_config(PyObject *module, PyObject *none) {
     (void)none;
 #if defined(__clang__)
@@ -307,7 +252,7 @@ static PyObject *module_config(PyObject *module, PyObject *none) {
         core = mp_blas_core(&why);
     Py_END_ALLOW_THREADS
     PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
-    PyObject *machine = machine_config(mp_state_of_module(module));
+    PyObject *machine = mp_machine_config(mp_state_of_module(module));
     if (features && kernels && machine)
         result = Py_BuildValue(
             "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s,s:K},s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
@@ -603,6 +548,10 @@ static PyMethodDef functions[] = {
     {"options", module_options, METH_NOARGS, "Rows of options.def: variable, value in use, default, meaning."},
     {"config", module_config, METH_NOARGS,
      "CPU, kernels, BLAS, compute threads and memory in use; compiler and versions of this build."},
+    {"machine", mp_machine, METH_NOARGS, "CPU, cores, memory nodes and compute threads."},
+    {"learned_threads", mp_learned_threads, METH_NOARGS,
+     "Numbers of threads that saturate memory in passes of 1, 2 to 3, and 4 to 7 rows; 0: not known."},
+    {"set_learned_threads", mp_set_learned_threads, METH_O, "Set these numbers for models that load from now on."},
     {"dequantize", MP_METHOD(dequantize), METH_VARARGS | METH_KEYWORDS, "n items of a stored row as float32 (n,)."},
     {"quantize", MP_METHOD(quantize), METH_VARARGS | METH_KEYWORDS,
      "Convert n items of type `source` to bytes of type `dtype`."},

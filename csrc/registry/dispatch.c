@@ -69,16 +69,22 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
     }
 }
 
+/* Tells the workers in steps that a request waits. */
+static void dispatch_announce(mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        if (entry->workers[i]->in_step)
+            atomic_store_explicit(&entry->workers[i]->step_wanted, 1, memory_order_relaxed);
+}
+
 /* Wakes the eligible worker that became idle last: its caches are warm, and workers idle for longer can leave. */
 void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
     mp_assert_held(&entry->lock);
     mp_worker *chosen = NULL;
+    dispatch_announce(entry);
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
         if (worker->awaits_masks && !worker->woken)
             mp_worker_wake(worker);
-        if (worker->in_step)
-            atomic_store_explicit(&worker->step_wanted, 1, memory_order_relaxed);
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
         if (worker->woken && !worker->in_step)
@@ -94,6 +100,8 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
 
 void mp_dispatch_wake_all(mp_entry *entry) {
     mp_assert_held(&entry->lock);
+    if (entry->queue.count)
+        dispatch_announce(entry);
     for (int i = 0; i < entry->worker_count && entry->queue.count; i++) {
         mp_worker *worker = entry->workers[i];
         if (worker->awaits_masks && !worker->woken)

@@ -494,14 +494,14 @@ static int offer(mp_worker *w, int n, int turn) {
 
 /* Plans a step for the first turn whose items have something to do. Returns the number of items offered. Sets *lost if
  * the engine was lost. */
-static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool alone, bool *lost) {
+static int plan_step(mp_worker *w, int n, uint64_t budget_ns, int alone_threads, bool *lost) {
     int offered = 0, count;
     w->plan.count = 0;
     *lost = false;
     for (int turn = 0; !w->plan.count && !*lost && (count = offer(w, n, turn)) > 0; turn++) {
         offered = count;
         w->plan.threads = 1;
-        w->plan.alone = alone;
+        w->plan.alone_threads = alone_threads;
         w->plan.masks = w->plan.barrier_bound = false;
         w->plan.cost_ns = 0;
         w->engine->ops->plan(w->engine, w->offered, count, budget_ns, &w->plan);
@@ -542,8 +542,8 @@ static void serve_run_mean(double *mean, double sample) {
     *mean += ((sample < 4 * *mean ? sample : 4 * *mean) - *mean) / 16;
 }
 
-/* Ends a step that was offered n items. cut_short: the step did less than planned. Returns true if the worker was
- * abandoned meanwhile. */
+/* Ends a step that was offered n items. cut_short: it did less than planned, so its pace is unknown. Returns true if
+ * the worker was abandoned meanwhile. */
 static bool leave_step(mp_worker *w, int n, uint64_t took_ns, bool cut_short) {
     mp_entry *entry = w->entry;
     uint64_t held = mp_worker_bytes(w);
@@ -733,7 +733,7 @@ static bool serve_step(mp_worker *w) {
     if (alone)
         budget_ns *= ALONE_FACTOR;
     bool lost;
-    n = plan_step(w, n, budget_ns, alone, &lost);
+    n = plan_step(w, n, budget_ns, alone ? mp_cpu_allocator_threads(services->allocator_pinned) : 0, &lost);
     if (lost) { /* no step was running, but an offered request may be the cause */
         for (int i = 0; i < n; i++)
             lost_with(w, w->offered[i]->ticket);

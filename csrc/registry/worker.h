@@ -107,7 +107,7 @@ typedef struct mp_worker {
 
     /* written by the worker or its engine, readable by any thread */
     mp_progress progress;      /* progress of its load */
-    _Atomic int step_wanted; /* set when a request is queued that the worker may take after the running step */
+    _Atomic int step_wanted; /* set when a request of the entry is queued */
     _Atomic int step_cancelled; /* set when every item of the step is cancelled, and to cancel a load */
 
     /* used by the worker's thread only */

@@ -20,7 +20,7 @@ from ..host.resources import typed
 from ..model import Model
 from ..models.catalogue import load as load_catalogue
 from ..pool import Pool
-from ..runtime import hosts
+from ..runtime import hosts, saturation
 from ..runtime import logs as _logging
 from ..tasks.running import run
 from ..tasks.verbs import VERBS, Verb
@@ -63,12 +63,14 @@ def is_default(pool: Pool) -> bool:
 
 
 def install() -> None:
-    """Register the exit handler that closes every pool. Called before the first registry is created."""
+    """Register the exit handler that closes every pool, and read what earlier processes measured. Called before the
+    first registry is created."""
     global _installed
     with _lock:
         if not _installed:
             _installed = True
             atexit.register(_at_exit)
+            saturation.recall()
 
 
 def _at_exit() -> None:
@@ -80,6 +82,7 @@ def _at_exit() -> None:
     captures = sys.modules.get("mpool.tasks.captures")
     if captures is not None:
         captures.finish()
+    saturation.remember()
     _logging.stop()
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 from ..checks import one_of
 from ..host.resources import typed
 from ..records import one_line
+from ..runtime import saturation
 from ..stores import STORES, Store
 
 
@@ -241,8 +242,10 @@ def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
     """Show the configuration of this build and machine, for bug reports.
 
-    It includes CPU, classes of cores, kernels, BLAS, compute threads, memory, options, versions, and the limits of what
-    the clients of a server can fill (``stores``).
+    It includes CPU, classes of cores, kernels, BLAS, compute threads, memory, options, versions, the limits of what the
+    clients of a server can fill (``stores``), and the numbers of threads that saturate the memory when language models
+    decode (``decode_threads``, by rows per pass; empty until fewer than all compute threads were measured to be
+    faster).
 
     Args:
         mode: ``"stdout"``: print it; ``"dicts"``: return it as a dict, like ``numpy.show_config``.
@@ -254,6 +257,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
 
     one_of("mode", mode, ("stdout", "dicts"))
     found = dict(_core.config())
+    found["decode_threads"] = saturation.shown()
     found["options"] = {name: {"value": value, "default": default, "meaning": meaning}
                         for name, value, default, meaning in _core.options()}
     found["versions"] = _versions()
@@ -267,6 +271,10 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
 #: The reason for the number of compute threads in words.
 _THREADS_FROM = {"MPOOL_THREADS": "MPOOL_THREADS", "cores": "one per core", "cpus": "one per CPU",
                  "quota": "the CPU quota of the control group"}
+
+
+#: The origin of a number of threads for decoding in words.
+_DECODE_FROM = {"measured": "measured by this process", "file": "measured by an earlier process"}
 
 
 def _core_lines(found: dict[str, Any]) -> Iterable[str]:
@@ -290,6 +298,9 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
     yield f"CPU       {cpu['name']}"
     yield f"features  {' '.join(cpu['features']) or 'none'}; in use: {cpu['level']}"
     yield f"threads   {found['compute_threads']}: {_THREADS_FROM[found['threads_from']]}"
+    for rows, decode in found["decode_threads"].items():
+        yield f"decode    {decode['threads']} threads saturate the memory in passes of {rows} " \
+            + f"row{'s' * (rows != '1')}: {_DECODE_FROM[decode['from']]}"
     yield from _core_lines(found)
     for node in found["nodes"] if len(found["nodes"]) > 1 else ():
         yield f"node      {node['number']}: CPUs {node['cpus']}"

@@ -153,7 +153,7 @@ MP_TEST_SECONDS(models_wavefront_has_the_bits_of_one_thread, 120) {
 
 /* Plans and runs a step of a worker that is alone, or not. Returns the rows of the prompt that are computed. */
 static int step(tiny_model *tiny, tiny_job *job, bool alone) {
-    mp_plan plan = {.alone = alone};
+    mp_plan plan = {.alone_threads = alone ? 2 : 0};
     mp_outcome outcome;
     mp_item *items[] = {&job->item};
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan);
@@ -164,8 +164,8 @@ static int step(tiny_model *tiny, tiny_job *job, bool alone) {
 }
 
 /* A worker that is alone computes a prompt in one step, however small the budget. The step ends after the row blocks
- * that are begun once a request waits, and a step with one thread, or beside others, has the budget's rows only. What
- * is left is computed later, with the same result. */
+ * that are begun once others wait. A step beside others, or with a lease of one thread, has the budget's rows only.
+ * What is left is computed later, with the same result. */
 MP_TEST(models_wavefront_ends_early_for_others) {
     static const tiny_kind kind = {.arch = "llama"};
     uint64_t expected = 0;
@@ -181,21 +181,22 @@ MP_TEST(models_wavefront_ends_early_for_others) {
             expected = run(&tiny, false, 0);
         atomic_store(&((mp_decoder *)tiny.model)->row_ns, 1000000); /* the budget allows few rows */
         atomic_store(&((mp_decoder *)tiny.model)->decode_ns, 1);
-        for (int i = -1; i < 3; i++) {
+        for (int i = -2; i < 3; i++) {
+            const bool alone = i > -2;
             tiny_trim(&tiny);
             make_job(&tiny, &job, false, 0);
             if (i >= 0)
                 atomic_fetch_add(others[i], 1);
-            const int rows = step(&tiny, &job, i >= 0 || threads == 2);
+            const int rows = step(&tiny, &job, alone);
             if (i >= 0)
                 atomic_fetch_sub(others[i], 1);
-            if (threads == 1)
+            if (threads == 1 || !alone)
                 MP_CHECK(rows < MP_WAVE_ROWS);
             else if (i < 0)
                 MP_CHECK_INT(rows, PROMPT);
             else
-                MP_CHECK(rows % MP_WAVE_ROWS == 0 && rows > 0 && rows <= 2 * threads * MP_WAVE_ROWS);
-            MP_CHECK_INT(tiny.lease.cut_short, threads == 2 && i >= 0);
+                MP_CHECK(rows % MP_WAVE_ROWS == 0 && rows > 0 && rows <= (threads + 2) * MP_WAVE_ROWS);
+            MP_CHECK_INT(tiny.lease.cut_short, alone && (threads == 1 || i >= 0));
             tiny_job_finish(&tiny, &job);
             MP_CHECK(tiny_job_hash(&job) == expected);
             mp_request_destroy(&job.call->base);

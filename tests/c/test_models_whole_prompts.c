@@ -86,7 +86,7 @@ static uint64_t hash_of(const tiny_job *job) {
 /* Runs a step of n jobs, and retires those that it completes. Jobs without memory are preempted. */
 static void step_all(tiny_model *tiny, tiny_job **jobs, int n, uint64_t budget_ns) {
     mp_item *items[SHAPES];
-    mp_plan plan = {0};
+    mp_plan plan = {.alone_threads = n == 1 ? 2 : 0};
     mp_outcome outcomes[MP_PLAN_MAX];
     for (int j = 0; j < n; j++)
         items[j] = &jobs[j]->item;

@@ -125,7 +125,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     fake_engine *engine = (fake_engine *)base;
     enter(engine);
     MP_CHECK(n > 0 && budget_ns > 0);
-    atomic_fetch_add(&engine->fake->alone, plan->alone);
+    atomic_fetch_add(&engine->fake->alone, plan->alone_threads > 0);
     int most = atomic_load(&engine->fake->plan_items);
     uint32_t units = atomic_load(&engine->fake->step_units);
     for (int i = 0; i < n && (most == 0 || plan->count < most); i++) {

@@ -56,7 +56,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool step_stalls; /* a step does not end, makes no progress and cannot be cancelled */
     _Atomic bool hold;  /* steps do not end while this is set */
     _Atomic bool yields; /* a step that `hold` keeps ends once others wait (mp_lease_wanted) */
-    _Atomic int alone;   /* number of plans for a worker that is alone (mp_plan.alone) */
+    _Atomic int alone;   /* number of plans for a worker that is alone (mp_plan.alone_threads) */
     bool whole;         /* a step with a faulty request fails for all its requests, as when a process dies */
     bool external_kill; /* another program killed the failing process */
     bool never_lost;    /* engines have no function `lost`: idle workers do not poll */

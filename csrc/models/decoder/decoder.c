@@ -475,7 +475,7 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
     const mp_decoder_pass *now = pass; /* or its rest */
     const int most = mp_decoder_most_rows(model, pass->rows.M);
-    const bool carries = pass->carried && !pass->warming && pass->until_ns == 0;
+    const bool carries = pass->carried && pass->until_ns == 0;
     const int begin = carries ? pass->carried->wavefront->layers : pass->layer;
     const bool few = needs_only_outputs(pass);
     size_t hidden = (size_t)model->hidden;

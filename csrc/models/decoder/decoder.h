@@ -151,7 +151,7 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     int most_blocks; /* KV blocks of the longest sequence */
     /* x [M, hidden]: the residual sums; cos_sin [M, ropes, dim]. For the current row block: normed [rows, hidden];
      * acts, prepared activations; shared, the scratch of the current block of the layer, and at the end the gathered
-     * output rows. partials: mp_decoder_partial_floats for each KV block of a unit; split mode only. */
+     * output rows. partials: mp_attention_partial_floats for each KV block of a unit; split mode only. */
     float *x, *normed, *cos_sin, *partials;
     float *added;               /* [rows of a block, hidden] sum of the outputs of networks before its norm, or NULL */
     float *streams, *predicted; /* [M, streams of the model, hidden] the other residual sums, and [rows of a block,
@@ -193,10 +193,12 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int t
  * threads. */
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena);
-/* Returns true if a pass of one sequence over M rows, without images and captured rows, is a wavefront. */
+/* Returns true if a pass over M rows may be a wavefront. It is one unless it has spans, captured rows, one row of each
+ * sequence, or unpacked weights, which each row block would unpack again, or may pause between two layers. */
 bool mp_decoder_carries(const mp_decoder *model, int M, int threads);
 /* Runs the pass. All threads of the region must call it. Ends with a barrier, after which the logits are complete and
- * the cache holds the rows, unless pass->stop. The bits of an output depend on its sequence alone. */
+ * the cache holds the rows, or the first pass->computed ones, unless pass->stop. The bits of an output depend on its
+ * sequence alone. */
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread);
 
 /* Reads the spec key mpool.kv_dtype: sets *in_bytes to false for "auto" (the default) and to true for "int8". */

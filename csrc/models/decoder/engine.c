@@ -6,6 +6,7 @@
  * after a preemption are the same operation. The n completions of a request share the cache of its prompt, and so do
  * prompts with a common prefix: see decoder/sequence.h. Draft tokens may follow the last token, each with logits of its
  * own: see generation/speculation.h. */
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -449,10 +450,11 @@ static void count_work(mp_text_engine *engine, const mp_rows *all) {
 
 /* Updates one of two time estimates: a pass with few rows takes the time of reading the weights, a pass with many rows
  * that of the arithmetic. Also updates the number of threads, and the estimates of the speculation. */
-static void learn(mp_text_engine *engine, const mp_rows *all, int threads, uint64_t start_ns, uint64_t thread_ns) {
+static void learn(mp_text_engine *engine, const mp_rows *all, const mp_lease *lease, uint64_t start_ns,
+                  uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
     int rows = all->M, drafts, accepted;
-    mp_tuner_note(&engine->tuner, threads, rows, ns);
+    mp_tuner_note(&engine->tuner, lease->threads, mp_team_size(lease->team), rows, ns);
     sum_drafts(engine, &drafts, &accepted);
     if (rows - drafts == all->n_seq && all->n_output == rows)
         mp_speculation_account(&engine->speculation, all->n_seq, drafts, accepted, mp_sys_thread_ns() - thread_ns);
@@ -570,7 +572,8 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
     const uint64_t packed = mp_weight_store_begin(store, rows.M);
     mp_lease_run(lease, pass_body, &pass);
     const bool kept = mp_weight_store_end(store, packed);
-    if (pass.computed < rows.M) {
+    if (!pass.stop && pass.computed < rows.M) {
+        assert(rows.n_seq == 1 && drafts == 0);
         rows.M = engine->steps[0].rows = pass.computed;
         rows.n_output = 0;
         engine->steps[0].output = -1;
@@ -586,8 +589,9 @@ static void run_pass(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
     } else if (!pass.stop) {
         mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
         count_work(engine, &rows);
-        if (begins && !pass.warming && !kept) /* a pass that packs or reads weights takes longer than later passes */
-            learn(engine, &rows, lease->threads, start, thread_ns);
+        /* a pass that packs or reads weights, or ends early, takes longer than others */
+        if (begins && !pass.warming && !kept && pass.computed == pass.rows.M)
+            learn(engine, &rows, lease, start, thread_ns);
     }
     if (span && !pass.paused)
         mp_sequence_unpause(span, engine->budget);
@@ -616,13 +620,13 @@ static void run_span(mp_text_engine *engine, mp_lease *lease, const mp_plan *pla
                  outcomes);
 }
 
-/* Leaves a long step as it is if it may end early. Otherwise cuts it down to the rows that the budget allows. Returns
- * its rows. */
-static int shorten(mp_text_engine *engine, const mp_lease *lease, int rows) {
-    if (engine->short_rows == 0 || rows <= engine->short_rows || engine->step_count != 1)
+/* Cuts a long step down to the rows that the budget allows, if the lease has too few threads for a pass that may end
+ * early. Returns its rows. */
+static int shorten(mp_text_engine *engine, mp_lease *lease, int rows) {
+    if (engine->short_rows == 0 || rows <= engine->short_rows || engine->step_count != 1 ||
+        mp_decoder_carries(engine->model, rows, lease->threads))
         return rows;
-    if (!mp_weight_store_warming(&engine->model->store) && mp_decoder_carries(engine->model, rows, lease->threads))
-        return rows;
+    lease->cut_short = true;
     return engine->steps[0].rows = engine->short_rows;
 }
 

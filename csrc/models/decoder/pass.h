@@ -19,12 +19,12 @@ typedef struct mp_decoder_view {
 size_t mp_decoder_thread_bytes(const mp_decoder *model, int most_blocks); /* scratch of a thread */
 size_t mp_attention_partial_floats(const mp_attention_shape *shape); /* split mode: for one KV block and group */
 
-/* A pass consists of row blocks, and all row blocks pass through a layer before the next layer begins. The intermediate
- * results of a row block stay in L2, and all row blocks but the first find the layer's weights in a nearer cache. A row
- * block has at most MP_DECODER_ROWS rows; blocks are as equal as whole kernel tiles allow. MoE models use a single row
- * block, because few rows use an expert, and each block would read and pack its experts again. No border lies inside an
- * image whose rows see each other, because their keys must be stored before one of them attends: a border moves to the
- * image's first row, or to its end if the row block would be empty. */
+/* A pass consists of row blocks. Unless it is a wavefront, all of them pass through a layer before the next one begins.
+ * The intermediate results of a row block stay in L2, and all row blocks but the first find the layer's weights in a
+ * nearer cache. A row block has at most MP_DECODER_ROWS rows; blocks are as equal as whole kernel tiles allow. MoE
+ * models use a single row block, because few rows use an expert, and each block would read and pack its experts again.
+ * No border lies inside an image whose rows see each other, because their keys must be stored before one of them
+ * attends: a border moves to the image's first row, or to its end if the row block would be empty. */
 enum { MP_DECODER_ROWS = 192, MP_DECODER_TILE = 12, MP_DECODER_JOINED = 16 /* `least_joined` of row contexts */ };
 /* Returns the maximum rows of a block in a pass over M rows without images, or over any part of them. */
 static inline int mp_decoder_most_rows(const mp_decoder *model, int M) {

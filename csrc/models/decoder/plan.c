@@ -478,7 +478,8 @@ static void plan_rest(mp_decoder_pass *pass, int threads, mp_arena *arena) {
 /* Plans the wavefront, if the pass becomes one. at: buffers of block_bytes. */
 static void plan_wavefront(mp_decoder_pass *pass, int threads, uint8_t *at, mp_arena *arena) {
     const mp_decoder *model = pass->model;
-    if (!mp_decoder_carries(model, pass->rows.M, threads) || pass->rows.n_capture > 0 || count_spans(&pass->rows) > 0)
+    if (!mp_decoder_carries(model, pass->rows.M, threads) || pass->rows.n_capture > 0 || count_spans(&pass->rows) > 0 ||
+        one_row_each(&pass->rows) || pass->unpacked || pass->warming)
         return;
     const mp_block_needs needs = block_needs(model, MP_WAVE_ROWS, pass->most_blocks);
     const size_t each = lay_out_block(model, MP_WAVE_ROWS, &needs, NULL, NULL);

@@ -120,12 +120,20 @@ static void plan_span(mp_text_engine *engine, uint64_t row_ns, uint64_t most_ns,
     plan->amount[plan->count++] = amount < UINT32_MAX ? (uint32_t)amount : UINT32_MAX;
 }
 
-/* Returns true if a pass over rows of the item may end after some of them (mp_decoder_pass.may_end). */
-static bool may_end_early(const mp_text_engine *engine, const mp_item *item) {
+/* Returns the prompt rows of an item whose pass may be long, because it ends early if others wait; 0: the budget limits
+ * them. threads: the compute threads of the pool. */
+static int long_rows(mp_text_engine *engine, const mp_item *item, int threads, bool *masks) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     const mp_sequence_group *group = item->state;
-    return group->n == 1 && !group->images && !request->want_prompt_logits && request->capture.values == 0 &&
-           engine->model->kv.state_bytes == 0;
+    const mp_decoder *model = engine->model;
+    bool decoding;
+    int missing;
+    if (threads == 0 || group->n > 1 || group->images || request->want_prompt_logits || request->capture.values > 0 ||
+        model->kv.state_bytes > 0 || mp_weight_store_unpacked(&model->store) ||
+        mp_weight_store_warming(&model->store))
+        return 0;
+    const int rows = wanted_rows(engine, item, MP_STEP_ROWS, &decoding, &missing, masks);
+    return mp_decoder_carries(model, rows, threads) ? rows : 0;
 }
 
 void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
@@ -153,9 +161,10 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
                 most = mp_weight_store_pass_ns(&engine->model->store, most, row_ns);
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
             left = fits < (uint64_t)(MP_STEP_ROWS - planned) ? (int)fits : MP_STEP_ROWS - planned;
-            if (plan->alone && n == 1 && may_end_early(engine, items[0])) {
+            const int most_rows = n == 1 ? long_rows(engine, items[0], plan->alone_threads, &plan->masks) : 0;
+            if (most_rows > left && most_rows > MIN_ROWS) {
                 engine->short_rows = left > MIN_ROWS ? left : MIN_ROWS;
-                left = MP_STEP_ROWS;
+                left = most_rows;
             }
         }
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
@@ -185,7 +194,7 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
     enum { LONG_ROWS = 64 }; /* from here on, a barrier takes little of the time between barriers */
     const int worth = mp_threads_worth(&engine->model->base.facts, engine->span.item ? MP_STEP_ROWS : planned,
                                        engine->model->barriers);
-    plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
+    plan->threads = engine->span.item ? worth : mp_tuner_plan(&engine->tuner, worth, planned);
     if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
         mp_images_trim(engine->images); /* no item waits for a tile */
     if (engine->image_part.item && plan->count == MP_PLAN_MAX)

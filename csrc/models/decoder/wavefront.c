@@ -5,16 +5,20 @@ static inline int read_count(const _Atomic int *count) { return atomic_load_expl
 
 /* Returns the block whose next layer is ready and highest, the first one of several; -1 if no layer is ready. Sets
  * *left to the number of blocks with layers to take. */
-static int find_ready(const mp_wavefront *wave, int *layer, int *left) {
+static int find_ready(const mp_wavefront *wave, int threads, int *layer, int *left) {
+    enum { SPARE = 2 }; /* blocks besides those of the threads, for threads that wait for one without a CPU */
     const bool closed = atomic_load_explicit(&wave->closed, memory_order_relaxed);
-    int found = -1;
+    int found = -1, open = 0;
     *left = 0;
     for (int b = 0; b < wave->count; b++) {
         const mp_wave_block *block = &wave->blocks[b];
         const int next = read_count(&block->taken);
+        open += next > 0 && read_count(&block->finished) < wave->layers;
         if (next == wave->layers || (closed && next == 0))
             continue;
         ++*left;
+        if (next == 0 && open >= threads + SPARE)
+            continue;
         if (read_count(&block->finished) < next || (b > 0 && read_count(&wave->blocks[b - 1].mixed) <= next))
             continue;
         if (found < 0 || next > *layer) {
@@ -28,7 +32,7 @@ static int find_ready(const mp_wavefront *wave, int *layer, int *left) {
 int mp_wavefront_take(mp_wavefront *wave, const mp_team_thread *thread, int *layer) {
     for (;;) {
         const uint32_t seen = mp_event_count_read(&wave->changed);
-        int left, block = find_ready(wave, layer, &left);
+        int left, block = find_ready(wave, thread->count, layer, &left);
         if (left == 0 || atomic_load_explicit(&wave->stopped, memory_order_relaxed))
             return -1;
         if (block < 0) {

@@ -32,9 +32,9 @@ typedef struct mp_wavefront { /* zeroed but for its sizes: ready for use, once *
     _Atomic bool stopped;   /* no further layer is begun */
 } mp_wavefront;
 
-/* Takes the next layer of a row block: of those that are ready, the one of the block that has come furthest, so that
- * few blocks are begun at a time. Waits until there is one. Returns the block, and the layer in *layer, or -1 once all
- * layers are taken, or the wavefront was stopped. */
+/* Takes the next layer of a row block: of those that are ready, the one of the block that has come furthest. Begins a
+ * block only while few are unfinished: others may wait for all of them. Waits until a layer is ready. Returns the
+ * block, and the layer in *layer, or -1 once all layers are taken, or the wavefront was stopped. */
 int mp_wavefront_take(mp_wavefront *wave, const mp_team_thread *thread, int *layer);
 /* The mixers of the layer that the thread has taken are computed. */
 void mp_wavefront_mixed(mp_wavefront *wave, int block);
