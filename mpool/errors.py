@@ -68,15 +68,17 @@ class MpoolError(Exception):
 
         Args:
             names: parameter, or parameter with an index or field -> name of the caller. The name of a parameter also
-                applies to its elements and fields.
+                applies to its elements and fields, that of an element to its fields.
         """
         if self.param is None:
             return
         if self.param in names:
             self.param = names[self.param]
             return
-        root = re.match(r"\w*", self.param)
+        root, element = re.match(r"\w*", self.param), re.match(r"\w+\[\d+\]", self.param)
         assert root is not None
+        if element is not None and element[0] in names:
+            root = element
         self.param = names.get(root[0], root[0]) + self.param[root.end():]
 
     def __str__(self) -> str:

@@ -83,7 +83,8 @@ _SYSTEM = 'begin the messages of mpool.chat with {"role": "system", "content": .
 
 #: Function, argument that others have -> what to do instead. It precedes :data:`ADVICE`.
 ADVICE_FOR: dict[tuple[str, str], str] = {
-    ("embed_image", "prompt"): 'use mpool.embed([{"image": image}], model, prompt=...)',
+    ("embed_image", "prompt"): 'embedders that are vision language models take it: use mpool.embed([{"image": image}], '
+                               'model, prompt=...); CLIP, SigLIP and DINOv2 have no prompt for images',
 }
 #: Argument of another library that mpool does not need -> what to do instead.
 ADVICE: dict[str, str] = {

@@ -105,6 +105,7 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
 
     As in transformers, transparent pixels are composited on white, values above 255 of greyscale images with 16 bits
     become 255, and the first frame of a GIF or WebP is read. CMYK, palette and 1-bit images are converted to RGB.
+    The EXIF data of a Pillow image is that of ``info["exif"]``; changes of ``getexif()`` count only without it.
 
     Args:
         image: a path; a URL; the bytes of a file; their base64 text or a ``data:`` URL; a Pillow image; an array

@@ -38,24 +38,28 @@ class Jpeg(JpegImageFile):
 
 def upright(image: Image.Image) -> Image.Image:
     """Return a decoded file, rotated as its metadata says, and remove the metadata."""
-    turned = rotated(image, orientation(image.info))
-    for key in _METADATA:
-        turned.info.pop(key, None)
-    return turned
+    return _without_metadata(rotated(image, orientation(image.info)))
 
 
 def rotated(image: Image.Image, number: int) -> Image.Image:
-    """Return an image that is rotated as an orientation says: ``image`` itself if it is upright."""
+    """Return an image that is rotated as an orientation says: ``image`` itself if it is upright, else a new image
+    without the metadata, which would rotate it again."""
     found = _TRANSPOSITIONS.get(number)
-    return image if found is None else image.transpose(found)
+    return image if found is None else _without_metadata(image.transpose(found))
+
+
+def _without_metadata(image: Image.Image) -> Image.Image:
+    for key in _METADATA:
+        image.info.pop(key, None)
+    return image
 
 
 def of_caller_image(image: Image.Image) -> int:
     """Return the orientation of a caller's image, 1 to 8. Must not run in two threads for one image: Pillow marks EXIF
     data as parsed before it parses them.
 
-    Pillow's parser is asked only if the image has no stored metadata: the orientation of a TIFF image, or one that the
-    caller has set with ``getexif()``.
+    Pillow's parser is asked only if the image has no stored metadata; it then has the orientation that the caller has
+    set with ``getexif()``. Beside stored metadata, Pillow's public API does not tell whether the caller has set one.
     """
     if any(key in image.info for key in _METADATA):
         return orientation(image.info)

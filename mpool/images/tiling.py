@@ -317,7 +317,9 @@ def resize_frame(image: Image, settings: VisionSettings, size: tuple[int, int], 
         raise InvalidArgument(param=name, got=f"{width} x {height} pixels",
                               allowed=f"{first[1]} x {first[0]} pixels, as the first frame")
     if settings.video.mark_token_id is None:
-        return _split(image, replace(settings, split=False, longest=settings.video.longest)).tiles[0]
+        own = replace(settings, split=False, longest=settings.video.longest,
+                      image=replace(settings.image, resample=settings.video.resample))
+        return whole_patches(_split(image, own).tiles[0], settings.image.patch_size)
     if settings.video.pixels is None:
         return np.asarray(image)[:size[0], :size[1]]
     return np.asarray(image.resize(size[::-1], resample=settings.video.resample))  # type: ignore[arg-type]

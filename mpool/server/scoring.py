@@ -92,22 +92,25 @@ async def score(context: Context, body: ScoreRequest) -> Response:
     first, second = (given if isinstance(given, list) else [given] for given in await with_objects(
         context, **{name: getattr(body, name) for name in (one, two)}))
     for name, inputs in ((one, first), (two, second)):
-        context.check_inputs(inputs, name, context.state.max_inputs)
-    context.names |= {one: one, two: two}  # errors of both functions have these names
+        if isinstance(getattr(body, name), list):
+            context.check_inputs(inputs, name, context.state.max_inputs)
+        elif isinstance(inputs[0], str):
+            context.check_text(inputs[0], name)
+    context.names |= {"documents": two, "inputs": two, one: one, two: two}  # errors of both functions have these names
     settings = await embedding_of(served)
-    if is_missing(served) or settings is not None and settings.scores:
-        scores, tokens = await _ranked(context, served, (one, two), first, second, prompt)
-    else:
-        scores, tokens = await _cosines(context, served, (one, two), first, second, prompt)
+    scored = _ranked if is_missing(served) or settings is not None and settings.scores else _cosines
+    places = tuple([f"{name}[{at}]" for at in range(count)] if isinstance(getattr(body, name), list) else [name]
+                   for name, count in zip((one, two), counts))
+    scores, tokens = await scored(context, served, places, first, second, prompt)
     return json_response(ScoreResponse(f"score-{context.id}", int(time.time()), body.model,
                                        [Score(at, value) for at, value in enumerate(scores)],
                                        InputUsage(tokens, tokens)))
 
 
-async def _ranked(context: Context, served: ServedModel, fields: tuple[str, str], queries: list[Any],
+async def _ranked(context: Context, served: ServedModel, names: tuple[list[str], ...], queries: list[Any],
                   documents: list[Any], prompt: str | None) -> tuple[list[float], int]:
-    """Score pairs with a reranker. Returns the scores, and the number of prompt tokens. ``fields``: names of both
-    sides, for errors."""
+    """Score pairs with a reranker. Returns the scores, and the number of prompt tokens. ``names``: those of the inputs
+    of both sides, for errors."""
     places: dict[Any, tuple[Any, list[int]]] = {}
     for at in range(len(documents)):
         query = queries[at % len(queries)]
@@ -118,9 +121,8 @@ async def _ranked(context: Context, served: ServedModel, fields: tuple[str, str]
             return await counted(RERANK, context.state.pool, {
                 "query": query, "documents": [documents[at] for at in found], **options})
         except MpoolError as error:  # the documents of a query have another order than those of the client
-            error.rename({"query": fields[0] if len(queries) == 1 else f"{fields[0]}[{found[0]}]",
-                          "documents": fields[1],
-                          **{f"documents[{at}]": f"{fields[1]}[{place}]" for at, place in enumerate(found)}})
+            error.rename({"query": names[0][found[0] % len(queries)],
+                          **{f"documents[{at}]": names[1][place] for at, place in enumerate(found)}})
             raise
 
     options = {**served.target, **({} if prompt is None else {"prompt": prompt})}
@@ -135,17 +137,17 @@ async def _ranked(context: Context, served: ServedModel, fields: tuple[str, str]
     return scores, total
 
 
-async def _cosines(context: Context, served: ServedModel, fields: tuple[str, str], first: list[Any],
+async def _cosines(context: Context, served: ServedModel, names: tuple[list[str], ...], first: list[Any],
                    second: list[Any], prompt: str | None) -> tuple[list[float], int]:
-    """Compare embeddings. Returns the cosines, and the number of prompt tokens. ``fields``: as for :func:`_ranked`."""
+    """Compare embeddings. Returns the cosines, and the number of prompt tokens. ``names``: as for :func:`_ranked`."""
     if prompt is not None:
         field = context.field_of("prompt")
         raise Refusal("unsupported_parameter", f"`{field}` requires a reranker.", field)
     try:
-        rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, **served.target})
+        rows, tokens = await counted(EMBED, context.state.pool, {
+            "inputs": first + second, "max_inputs": len(first) + len(second), **served.target})  # each side was checked
     except MpoolError as error:
-        places = (f"{name}[{at}]" for name, inputs in zip(fields, (first, second)) for at in range(len(inputs)))
-        error.rename({f"inputs[{at}]": place for at, place in enumerate(places)})
+        error.rename({f"inputs[{at}]": name for at, name in enumerate([*names[0], *names[1]])})
         raise
     return await native_calls.REQUESTS.arun(cosines, rows[:len(first)], rows[len(first):]), tokens
 

@@ -13,6 +13,7 @@ from ..tasks.running import chat_ids
 from . import formats
 from .errors import Refusal
 from .fields import Fields, ImageTokens, Name, Token
+from .image_urls import with_images
 from .openai.chat import message_of, prompt_end, template_variables, tokens_per_image
 from .openai.structs import Message, Messages, turns_of
 from .operations import Context, Operation, check_response, encode_checked
@@ -110,6 +111,7 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
                 formats.tool_options(body.tools))
 
     converted, options = await context.converted(convert)
+    converted = served.with_system(await with_images(context, converted))
     options |= await image_tokens(context, served, *await context.converted(lambda: tokens_per_image(context, body)),
                                   converted)
     return await chat_ids(context.state.pool, converted, served.model, {"template_options": variables, **options})

@@ -97,7 +97,7 @@ def _read(entry: Entry, images: Sequence[NamedImage | NamedVideo], allow_urls: b
             found.append(_video(entry, given, converted))
             # the frames of many videos would take much memory before the prompt is known to be too long
             _check_context(entry, sum(run.rows for one in found for run in one.runs), 0,
-                           [one.is_video for one in found])
+                           [one.is_video for one in found], complete=False)
             continue
         rows = details.get(given.detail) if isinstance(given.detail, str) else None
         own = limited(tokens or rows or given.tokens)
@@ -128,7 +128,8 @@ def _video(entry: Entry, given: NamedVideo, converted: Callable[..., Any]) -> Ti
         raise InvalidArgument(param=given.name, got=f"frames of {width} x {height} pixels",
                               allowed="frames that the model resizes to 1 to "
                                       f"{_MAX_PATCHES:,} patches", hint="Resize the frames first")
-    _check_context(entry, rows_of(settings, *size) * -(-len(given.frames) // settings.video.frames), 0, [True])
+    _check_context(entry, rows_of(settings, *size) * -(-len(given.frames) // settings.video.frames), 0, [True],
+                   complete=False)
     frames = [converted(one, partial(resize_frame, settings=settings, size=size, first=(height, width), name=one.name))
               for one in given.frames]
     around = settings.video.around
@@ -293,16 +294,17 @@ def check_raw(entry: Entry, ids: NDArray[np.int32], name: str, hint: str) -> Non
                               param=name, key=entry.key, hint=hint)
 
 
-def _check_context(entry: Entry, tokens: int, text: int, videos: Sequence[bool]) -> None:
+def _check_context(entry: Entry, tokens: int, text: int, videos: Sequence[bool], complete: bool = True) -> None:
     """Raise ContextOverflow for a prompt that is too long. ``text``: the tokens that are no placeholders. ``videos``:
-    for each image, True if it is a video."""
+    for each image, True if it is a video. ``complete``: False if the prompt has more tokens."""
     generation = entry.describe().generation
     assert generation is not None
     limit = generation.context_length - 1
     if tokens > limit:
         kinds = (("image", len(videos) - sum(videos)), ("video", sum(videos)))
         counted = " and ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in kinds if count)
-        raise ContextOverflow(f"the prompt has {tokens} tokens, {tokens - text} of them for "
+        least = "" if complete else "at least "
+        raise ContextOverflow(f"the prompt has {least}{tokens} tokens, {tokens - text} of them for "
                               f"{counted}, but the model supports at most {limit} plus one "
                               "generated token", tokens=tokens, limit=limit,
                               hint="Pass fewer or smaller images or frames, or a shorter text", key=entry.key)

@@ -7,6 +7,7 @@ Unknown keys, and values that select another operation, raise an error.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -299,8 +300,38 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
         read_scaling(config, CLIP_MEAN, CLIP_STD))
 
 
-def _differs(config: Fields, key: str, found: object, images: object) -> str:
-    return f"{config.file}: {config.name(key)} is {found}, but {images} for images; mpool prepares frames like images"
+def _differs(folder: Folder, config: Fields, key: str, found: object, images: object) -> str:
+    """Return the sentence about a key that differs. It names no folder: clients of a server receive it."""
+    file = os.path.basename(config.file)
+    place = f"{file}: {config.name(key)}" if folder.has(file) else f"{file} is missing, and its default of {key}"
+    found, images = (str(one) if isinstance(one, list) else describe(one) for one in (found, images))
+    return f"{place} is {found}, but {images} for images; mpool prepares frames like images"
+
+
+def _other_scaling(folder: Folder, config: Fields, images: Mapping[str, Value],
+                   usual: Mapping[str, Any] | None = None) -> str | None:
+    """Return the sentence that says which key of rescaling or normalisation differs, or None.
+
+    Args:
+        folder: the model folder.
+        config: the configuration for videos.
+        images: hyper-parameters of the image processor.
+        usual: values of keys that ``config`` does not have; None: those of the image processor.
+    """
+    given = configuration(folder)
+    own: dict[str, Any] = {**{key: given.bool(key, True) for key in ("do_rescale", "do_normalize")}, **{
+        name: images.get(f"mpool.image.{key}") for key, name in (
+            ("rescale_factor", "rescale_factor"), ("mean", "image_mean"), ("std", "image_std"))}}
+    usual = own if usual is None else usual
+    for flag, keys in (("do_rescale", ("rescale_factor",)), ("do_normalize", ("image_mean", "image_std"))):
+        if (does := config.bool(flag, usual[flag])) != own[flag]:
+            return _differs(folder, config, flag, does, own[flag])
+        for key in keys if does else ():
+            found = config.number(key, usual[key], above=0.0) if key == "rescale_factor" else \
+                _read_three(config, key, usual[key])
+            if found != own[key]:
+                return _differs(folder, config, key, found, own[key])
+    return None
 
 
 def _video_config(folder: Folder, *others: str) -> Fields:
@@ -330,15 +361,16 @@ def read_frames(folder: Folder, images: TilingProcessor) -> tuple[int, int] | st
     tile = config.section("max_image_size", None)
     side = 364 if tile is None else tile.int("longest_edge", low=1, high=MAX_SIDE)
     if side != images.side:
-        return _differs(config, "max_image_size", side, images.side)
-    own = read_scaling(config, HALVES, HALVES)
-    for key, name in (("rescale_factor", "rescale_factor"), ("mean", "image_mean"), ("std", "image_std")):
-        if own.get(f"mpool.image.{key}") != images.kv.get(f"mpool.image.{key}"):
-            return _differs(config, name, own.get(f"mpool.image.{key}"), images.kv.get(f"mpool.image.{key}"))
+        return _differs(folder, config, "max_image_size", side, images.side)
+    scaling = _other_scaling(folder, config, images.kv, {
+        "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": HALVES, "image_std": HALVES})
+    if scaling is not None:
+        return scaling
+    file = os.path.basename(config.file)
     if not config.bool("do_resize", True):
-        return f"{config.file}: {config.name('do_resize')} is false, which mpool does not support for frames"
+        return f"{file}: {config.name('do_resize')} is false, which mpool does not support for frames"
     if size is not None and "longest_edge" not in size:
-        return f"{size.file}: {size.at} has no longest_edge, which mpool needs for frames"
+        return f"{file}: {size.at} has no longest_edge, which mpool needs for frames"
     longest = 4 * 364 if size is None else size.int("longest_edge", low=1, high=MAX_SIDE)
     return config.int("resample", 1, low=0, high=5), longest
 
@@ -364,11 +396,10 @@ def read_video(folder: Folder, images: DynamicSizeProcessor, frames: int, each: 
     config = _video_config(folder)
     for key, value in (("patch_size", images.patch), ("merge_size", images.merge), ("temporal_patch_size", frames)):
         if (found := config.int(key, value)) != value:
-            return _differs(config, key, found, value)
-    for key in ("mean", "std"):
-        usual = cast("list[float]", images.kv.get(f"mpool.image.{key}", HALVES))
-        if (three := _read_three(config, f"image_{key}", usual)) != usual:
-            return _differs(config, f"image_{key}", three, usual)
+            return _differs(folder, config, key, found, value)
+    scaling = _other_scaling(folder, config, images.kv)
+    if scaling is not None:
+        return scaling
     area = (28 if each else 32) ** 2
     least, most = _pixel_limits(config, 128 * area, 768 * area, own=each)
     rows = None

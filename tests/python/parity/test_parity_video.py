@@ -313,6 +313,15 @@ def test_limits_of_newer_folders(tmp_path: Path) -> None:
     assert made.images.sizes.tolist() == [64, 88] * 2
 
 
+@pytest.mark.parametrize("change", [{"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 0.5},
+                                    {"image_std": [0.4] * 3}, {"patch_size": 8}], ids=str)
+def test_frames_that_are_prepared_unlike_images_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    save("qwen3_vl", tmp_path, **change)
+    with mpool.Pool() as pool, pytest.raises(errors.Unsupported) as caught:
+        asked(pool, tmp_path, [{"type": "video", "video": frames(2), "fps": 2}, "w40"])
+    assert caught.value.message.startswith(f"video_preprocessor_config.json: {next(iter(change))} is ")
+
+
 # ---- SmolVLM 2: frames are images ------------------------------------------------------------------------------------
 
 SMOLVLM_TEMPLATE = (
@@ -325,10 +334,14 @@ SMOLVLM_TEMPLATE = (
 @pytest.fixture(scope="module")
 def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder, model = tmp_path_factory.mktemp("smolvlm"), visionmodels.randomised("smolvlm")
-    visionmodels.save(model, "smolvlm", folder)
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": SMOLVLM_TEMPLATE}))
+    save_smolvlm(model, folder)
     with mpool.Pool() as pool:
         yield model, folder, pool
+
+
+def save_smolvlm(model: Any, folder: Path) -> None:
+    visionmodels.save(model, "smolvlm", folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": SMOLVLM_TEMPLATE}))
 
 
 @pytest.mark.parametrize("given, times", [
@@ -369,14 +382,28 @@ def test_numbers_in_words() -> None:
 
 @pytest.mark.parametrize("size", [(24, 40), (97, 31), (32, 32)])
 def test_logits_of_frames_that_are_images(smolvlm: Any, size: tuple[int, int]) -> None:
+    check_logits(*smolvlm, frames(3, *size), 32)
+
+
+def test_logits_of_frames_with_incomplete_patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in SmolVLM2-2.2B, 384 pixels per side and patches of 14: the model ignores the last pixels."""
+    monkeypatch.setitem(visionmodels.PROCESSORS, "smolvlm", {
+        **visionmodels.PROCESSORS["smolvlm"], "max_image_size": {"longest_edge": 36}})
+    monkeypatch.setitem(visionmodels.FAMILIES, "smolvlm", {
+        **visionmodels.FAMILIES["smolvlm"], "vision": {"image_size": 36}})
+    model = visionmodels.randomised("smolvlm")
+    save_smolvlm(model, tmp_path)
+    with mpool.Pool() as pool:
+        check_logits(model, tmp_path, pool, frames(3), 36)
+
+
+def check_logits(model: Any, folder: Path, pool: mpool.Pool, video: list[np.ndarray], side: int) -> None:
     from PIL import Image
     from transformers.models.smolvlm.video_processing_smolvlm import get_resize_output_image_size
 
-    model, folder, pool = smolvlm
-    video = frames(3, *size)
     made = asked(pool, folder, [{"type": "video", "video": video, "fps": 1}, {"type": "text", "text": "w40 w41"}])
-    high, wide = get_resize_output_image_size(torch.empty(3, 3, *size), 96)
-    values = np.stack([Image.fromarray(frame).resize((wide, high), 1).resize((32, 32), 1) for frame in video])
+    high, wide = get_resize_output_image_size(torch.empty(3, 3, *video[0].shape[:2]), 96)
+    values = np.stack([Image.fromarray(frame).resize((wide, high), 1).resize((side, side), 1) for frame in video])
     pixels = torch.tensor((values / 255 - 0.5) / 0.5, dtype=torch.float32).permute(0, 3, 1, 2)[None]
     found = run(pool, made, prompt_logits=True, max_tokens=3, ignore_eos=True)
     ids = np.append(made.prompt, found.tokens(0)[0]).astype(np.int64)
@@ -392,7 +419,8 @@ def test_logits_of_frames_that_are_images(smolvlm: Any, size: tuple[int, int]) -
     ({"preprocessor": {"size": None}}, 1456), ({"video_preprocessor": {"size": {"longest_edge": 60}}}, 60),
     ({"preprocessor": {"image_std": [0.4] * 3}}, 96), ({"video_preprocessor": {"image_std": [0.4] * 3}}, None),
     ({"video_preprocessor": {"max_image_size": {"longest_edge": 64}}}, None),
-    ({"video_preprocessor": {"do_resize": False}}, None),
+    ({"video_preprocessor": {"do_resize": False}}, None), ({"video_preprocessor": {"do_normalize": False}}, None),
+    ({"video_preprocessor": {"do_rescale": False}}, None), ({"video_preprocessor": {"rescale_factor": 0.5}}, None),
     ({"video_preprocessor": {"size": {"height": 9, "width": 9}}}, None)])
 def test_sizes_of_frames_that_are_images(tmp_path: Path, files: dict[str, Any], longest: int | None) -> None:
     visionmodels.save(visionmodels.make("smolvlm", 1, 1), "smolvlm", tmp_path)
@@ -403,7 +431,35 @@ def test_sizes_of_frames_that_are_images(tmp_path: Path, files: dict[str, Any], 
     with mpool.Pool() as pool:
         found = pool._find(str(tmp_path), "vision").describe().vision
     assert (None if found.video is None else found.video.longest) == longest
-    assert longest is not None or next(iter(next(iter(files.values())))) in found.no_video
+    if longest is None:
+        name, changed = next(iter(files.items()))
+        assert found.no_video.startswith(f"{name}_config.json: {next(iter(changed))} ")
+
+
+def test_files_for_videos_may_be_missing(tmp_path: Path) -> None:
+    """Without a file, the side of a frame is that of transformers, 364 pixels."""
+    visionmodels.save(visionmodels.make("smolvlm", 1, 1), "smolvlm", tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": visionmodels.PROCESSORS["smolvlm"]}))
+    with mpool.Pool() as pool:
+        found = pool._find(str(tmp_path), "vision").describe().vision.no_video
+    assert found.startswith("video_preprocessor_config.json is missing") and "max_image_size is 364" in found
+
+
+@pytest.mark.parametrize("resample", [1, 2])
+def test_filters_of_frames_that_are_images(tmp_path: Path, resample: int) -> None:
+    """It may differ from that of images."""
+    from PIL import Image
+
+    save_smolvlm(visionmodels.make("smolvlm", 1, 1), tmp_path)
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(
+        {**visionmodels.PROCESSORS["smolvlm"], "size": {"longest_edge": 60}, "resample": resample}))
+    video = frames(2, 40, 40)
+    with mpool.Pool() as pool:
+        made = asked(pool, tmp_path, [{"type": "video", "video": video, "fps": 1}, {"type": "text", "text": "w40"}])
+    wanted = [np.asarray(Image.fromarray(frame).resize((60, 60), resample).resize((32, 32), resample))
+              for frame in video]
+    assert np.array_equal(made.images.pixels.reshape(2, 32, 32, 3), wanted)
 
 
 def test_frames_that_are_images_have_a_time(smolvlm: Any) -> None:

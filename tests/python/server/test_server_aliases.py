@@ -48,6 +48,8 @@ def test_an_alias_has_a_system_message_and_options_in_every_protocol(server: Any
     assert found["output"][0]["content"][0]["text"] == wanted.text
     status, found = ask(server, "/v1/messages", {"model": "mario", "messages": CHAT, "max_tokens": 5})
     assert found["content"][0]["text"] == wanted.text
+    status, found = ask(server, "/tokenize", {"model": "mario", "messages": CHAT})
+    assert found["count"] == wanted.usage.prompt_tokens
     status, found = ask(server, "/v1/completions", {"model": "mario", "prompt": "The"})
     assert found["choices"][0]["text"] == pool.generate("The", "llama", **LIBRARY).text
 

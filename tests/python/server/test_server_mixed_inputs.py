@@ -52,6 +52,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "{{ 'w156 ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}"))
     for name in ("clip", "dinov2"):
         folders[name] = imagemodels.save(imagemodels.randomised(name, 2), name, tmp_path_factory.mktemp(name))
+    folders["unlike"] = visionmodels.save(model, "qwen3_vl", tmp_path_factory.mktemp("unlike"))
+    (folders["unlike"] / "chat_template.json").write_text((folders["chat"] / "chat_template.json").read_text())
+    (folders["unlike"] / "video_preprocessor_config.json").write_text('{"image_std": [0.4, 0.4, 0.4]}')
     with serving([f"{name}={folder}" for name, folder in folders.items()]) as made:
         yield made
 
@@ -158,7 +161,8 @@ def test_errors_of_pairs_name_the_field(server: Any, model: str, one: str, two: 
     for first, second, param, place in (
             (["w40", "w41", "w40"], ["w50", "w51", bad], two, f"{two}[2]"),
             (["w40", "w41", "w40"], ["w50", bad, "w52"], two, f"{two}[1]"),
-            ("w40", ["w50", bad, "w52"], two, f"{two}[1]")):
+            ("w40", ["w50", bad, "w52"], two, f"{two}[1]"), ("w40", bad, two, two), ("w40", [bad], two, f"{two}[0]"),
+            *(((bad, ["w50"], one, one), ([bad], ["w50"], one, f"{one}[0]")) if model == "embedder" else ())):
         status, found = ask(server, "/v1/score", {"model": model, one: first, two: second})
         assert (status, found["error"]["param"]) == (400, param) and f"`{place}`" in found["error"]["message"], found
 
@@ -236,9 +240,9 @@ def test_frames_of_a_video_in_a_chat(server: Any) -> None:
     wanted = pool.chat([{"role": "user", "content": [{"type": "video", "video": frames, "fps": 2}, text]}], "chat",
                        **options)
 
-    def asked(part: dict[str, Any]) -> tuple[int, Any]:
+    def asked(part: dict[str, Any], model: str = "chat") -> tuple[int, Any]:
         return ask(server, "/v1/chat/completions", {
-            "model": "chat", "messages": [{"role": "user", "content": [part, text]}], **options})
+            "model": model, "messages": [{"role": "user", "content": [part, text]}], **options})
 
     for times in ({"fps": 2}, {"timestamps": [0, 0.5, 1]}):
         status, found = asked({"type": "video", "video": shown, **times})
@@ -250,6 +254,9 @@ def test_frames_of_a_video_in_a_chat(server: Any) -> None:
                         ({"type": "video", "video": shown, "fps": -1}, ".fps")):
         status, found = asked(part)
         assert status == 400 and found["error"]["param"] in ("messages", f"messages[0].content[0]{param}"), found
+    status, found = asked({"type": "video", "video": shown, "fps": 2}, "unlike")  # the client learns no folder
+    assert status == 400 and "video_preprocessor_config.json" in found["error"]["message"], found
+    assert "/" not in found["error"]["message"], found
 
 
 def test_models_without_images_refuse_them(server: Any) -> None:

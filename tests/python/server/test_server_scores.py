@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from rerankers import make_reranker
 
-from servers import ask, serving
+import mpool
+from servers import ask, limits, serving
 
 FIRST, SECOND = ["cats", "dogs", "cats"], ["A cat sat.", "The dog barked.", "Numbers 1 2 3."]
 
@@ -71,6 +72,22 @@ def test_a_pair_has_one_score(server: Any) -> None:
 def test_refused_scores(server: Any, change: dict[str, Any], word: str) -> None:
     status, found = ask(server, "/v1/score", {"model": "ranker", "text_1": FIRST, "text_2": SECOND, **change})
     assert status == 400 and word in found["error"]["message"], found
+
+
+def test_one_text_that_is_too_long(server: Any) -> None:
+    with limits(server, max_text=20):
+        for text, param in (("x" * 21, "text_2"), (["x" * 21], "text_2[0]")):
+            status, found = ask(server, "/v1/score", {"model": "bert", "text_1": "cats", "text_2": text})
+            assert (status, found["error"]["param"]) == (413, param), found
+
+
+def test_the_number_of_inputs_is_limited_on_each_side(bert: Path) -> None:
+    with serving([f"bert={bert}"], mpool.PoolConfig(offline=True, max_embed_inputs=3)) as made:
+        for body, wanted in (({"text_1": "cats", "text_2": SECOND}, 200), ({"text_1": FIRST, "text_2": SECOND}, 200),
+                             ({"text_1": "cats", "text_2": [*SECOND, "x"]}, 413)):
+            status, found = ask(made, "/v1/score", {"model": "bert", **body})
+            assert status == wanted, found
+    assert found["error"]["param"] == "text_2"
 
 
 def test_a_cross_encoder_refuses_a_prompt(server: Any) -> None:

@@ -307,6 +307,12 @@ def test_images_at_urls(fetching: Any, photo: bytes, monkeypatch: pytest.MonkeyP
         answer = found["choices"][0]["message"]["content"] if "choices" in found else \
             found["output"][0]["content"][0]["text"] if "output" in found else found["content"][0]["text"]
         assert answer == wanted
+    body = bodies(URL, text)["/v1/chat/completions"]
+    status, counted = ask(fetching, "/tokenize", {"model": "llava", "messages": body["messages"]})
+    assert status == 200 and [one[0] for one in asked] == [URL], counted
+    asked.clear()
+    assert counted["count"] == ask(fetching, "/v1/chat/completions", body)[1]["usage"]["prompt_tokens"]
+    asked.clear()
     body = bodies(URL)["/v1/chat/completions"]
     body["messages"][0]["content"] = body["messages"][0]["content"][:1] * 2
     ask(fetching, "/v1/chat/completions", body)
