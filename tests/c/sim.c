@@ -89,6 +89,8 @@ void sim_wake(int fibre, bool timed_out) {
     sim_fibre *f = &sim.fibres[fibre];
     if (sim.nudged >= 0 && f->site.what && strcmp(f->site.what, "&self->changed") == 0)
         sim.nudge_limit_ns = 1; /* an idle worker announces a check to the maintenance thread, which may act */
+    if (sim.nudged >= 0 && timed_out)
+        sim.nudge_limit_ns = 1; /* a deadline passed during the nudge: the thread that waited for it may wake others */
     if (f->state == SIM_ON_COND)
         sim_cond_leave(f->object);
     f->timed_out = timed_out;
