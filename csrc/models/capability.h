@@ -37,6 +37,10 @@ typedef struct mp_request {
     /* Returns true if the caller may have seen part of the result: such a request is not restarted after a worker
      * fault. NULL: nothing is visible before the end. Thread-safe. */
     bool (*seen)(const struct mp_request *request);
+    /* Frees the outputs, which check() makes again before the request is admitted. `begun`: an engine has computed part
+     * of the request. Returns false, and does nothing, if a part of the result is in them. No engine may be stepping
+     * the request. NULL: there are no outputs that can be freed. */
+    bool (*drop_outputs)(struct mp_request *request, bool begun);
     /* After a worker fault the request resumes from its current state, as after a preemption. This is safe because the
      * state holds completed steps only, a failed step leaves the state unchanged, and the rest of the result depends on
      * the state alone. */

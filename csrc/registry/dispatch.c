@@ -48,9 +48,34 @@ mp_worker *mp_dispatch_choose(const mp_entry *entry) {
     return at_first < at_second ? live[first] : live[second];
 }
 
+/* Returns true if the request may be what holds memory that others need: it has begun, or has yielded. */
+static bool is_holder(const mp_ticket *ticket) { return mp_ticket_begun(ticket) || ticket->yielded; }
+
+/* Returns true if the request has yielded, and no request has ended since. */
+static bool dispatch_starves(const mp_ticket *ticket) { return ticket->starved == ticket->entry->ends + 1; }
+
+/* Returns true if a holder other than `ticket` is queued and does not starve. */
+static bool holder_waits(const mp_ticket *ticket) {
+    const mp_queue *queue = &ticket->entry->queue;
+    for (mp_queue_node *at = mp_queue_first(queue); at; at = mp_queue_next(queue, at)) {
+        const mp_ticket *other = mp_ticket_of_node(at);
+        if (other != ticket && is_holder(other) && !dispatch_starves(other))
+            return true;
+    }
+    return false;
+}
+
+/* Returns true if the request must let others run first. */
+static bool dispatch_yields(const mp_entry *entry, const mp_ticket *ticket) {
+    if (!entry->yielding)
+        return false;
+    return !is_holder(ticket) ||
+           (dispatch_starves(ticket) && (mp_entry_running(entry) > 0 || holder_waits(ticket)));
+}
+
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
     mp_assert_held(&entry->lock);
-    if (!dispatch_has_room(worker) || mp_entry_must_unload(entry))
+    if (!dispatch_has_room(worker) || mp_entry_must_unload(entry) || dispatch_yields(entry, ticket))
         return false;
     switch (ticket->policy) {
     case MP_POLICY_SEQUENTIAL:
@@ -126,6 +151,28 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         worker->memory = MP_MEMORY_TRIMMED;
     }
     if (any)
+        mp_dispatch_wake_all(entry);
+}
+
+bool mp_dispatch_yield(mp_ticket *ticket) {
+    mp_entry *entry = ticket->entry;
+    mp_assert_held(&entry->lock);
+    if (!holder_waits(ticket))
+        return false;
+    entry->yielding += !ticket->yielded;
+    ticket->yielded = true;
+    ticket->starved = entry->ends + 1;
+    return true;
+}
+
+void mp_dispatch_end(mp_ticket *ticket) {
+    mp_entry *entry = ticket->entry;
+    const bool yielding = entry->yielding > 0;
+    mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+    entry->ends++;
+    entry->yielding -= ticket->yielded;
+    ticket->yielded = false;
+    if (yielding)
         mp_dispatch_wake_all(entry);
 }
 

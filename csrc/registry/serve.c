@@ -70,7 +70,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
     w->served++;
-    mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+    mp_dispatch_end(ticket);
     /* mp_ticket_cancel has returned true: the request must not succeed, although its last step did. A result that is
      * ready at its deadline or at the shutdown is delivered. */
     bool refused = status == MP_OK && atomic_load_explicit(&ticket->cause, memory_order_acquire) == MP_CANCELLED;
@@ -106,7 +106,7 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     mp_assert_held(&w->entry->lock);
     deactivate(w, ticket);
     if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
-        mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+        mp_dispatch_end(ticket);
         return false;
     }
     mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
@@ -340,40 +340,13 @@ static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_ticket_set_state(ticket, MP_TICKET_ADMITTED);
     ticket->node.cost = ticket->item.cost_ns;
     mp_mutex_unlock(&w->entry->lock);
+    enter_flow(w, ticket);
 }
 
-/* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, may
- * be once loads and the requests of other models have ended, or was freed since the refusal. */
-static bool reclaim_from_others(mp_worker *w) {
-    mp_governor *governor = w->entry->services->governor;
-    uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
-    return mp_governor_reclaim(governor, limit / 16, false) > 0 || mp_governor_may_gain(governor, w->entry) ||
-           mp_budget_gained(&w->entry->account); /* last: what the others have freed by now, they do not hold */
-}
-
-/* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
- * `again`: admissions resume after MP_POLL_NS at the latest, because there may be no other request. */
-static void block_admission(mp_worker *w, bool again) {
-    mp_assert_held(&w->entry->lock);
-    w->memory = MP_MEMORY_TIGHT; /* it was trimmed: two workers that pass a request on ask each other no further time */
-    w->retry_ns = again ? mp_sys_now_ns() + MP_POLL_NS : 0;
-    mp_dispatch_wake_all(w->entry); /* another may take requests that are assigned to this one */
-}
-
-/* Must not hold the lock. Frees the engine's caches for a request that found no memory. Returns false if they are free
- * already, or if nothing was freed. */
-static bool serve_trim(mp_worker *w) {
-    mp_assert_not_held(&w->entry->lock);
-    mp_mutex_lock(&w->entry->lock);
-    bool trimmed = w->memory == MP_MEMORY_TRIMMED;
-    w->memory = MP_MEMORY_TRIMMED;
-    mp_mutex_unlock(&w->entry->lock);
-    return !trimmed && w->engine->ops->trim(w->engine) > 0;
-}
-
-/* Charges what the check of the request has added to its bytes, and passes it to the engine. */
+/* Checks the request if this load of the model has not checked it, charges its bytes, and passes it to the engine. */
 static mp_status serve_admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
     atomic_store(&w->entry->account.beside, 0);
+    MP_TRY(mp_entry_check(w->resident, ticket, error));
     MP_TRY(mp_entry_charge(w->entry, ticket, error));
     return w->engine->ops->admit(w->engine, &ticket->item, error);
 }
@@ -389,18 +362,21 @@ static void admit_fresh(mp_worker *w) {
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* end_cancelled ends it */
         mp_status status = mp_faults_screen(entry, ticket, &error);
-        if (status == MP_OK)
-            status = mp_entry_check(w->resident, ticket, &error);
         if (status != MP_OK) {
             end_item(w, ticket, status, &error);
             continue;
         }
         status = serve_admit(w, ticket, &error);
-        if (status == MP_MEMORY_EXHAUSTED && serve_trim(w))
+        if (status == MP_MEMORY_EXHAUSTED && mp_worker_trim(w))
             status = serve_admit(w, ticket, &error);
+        if (status == MP_MEMORY_EXHAUSTED && mp_worker_others(w, w->fresh_count - i) == 0) {
+            put_back_fresh(w, i + 1); /* their outputs are in the way too */
+            w->fresh_count = i + 1;
+            if (mp_worker_drop_outputs(w, false))
+                status = serve_admit(w, ticket, &error);
+        }
         if (status == MP_OK) {
             note_admitted(w, ticket);
-            enter_flow(w, ticket);
             continue;
         }
         if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker may try the request once */
@@ -414,22 +390,24 @@ static void admit_fresh(mp_worker *w) {
         }
         /* Decide what this worker waits for. If other requests of this model hold memory, wait until one of them has
          * left; fresh[i..] hold none yet, so they do not count. Otherwise, if other models can free memory, wait until
-         * they have. If this worker holds no memory, block_admission gets a time limit: the requests of other workers
-         * may end before the call, and two workers may each refuse a request because of the other's. */
+         * they have. If this worker holds no memory, mp_worker_block_admission gets a time limit: the requests of
+         * other workers may end before the call, and two workers may each refuse a request because of the other's.
+         * Otherwise, let queued requests run that have begun. */
+        bool mine = w->active_count > w->fresh_count - i, others = mp_worker_others(w, w->fresh_count - i) > 0;
+        bool coming = !others && mp_worker_reclaim(w);
         mp_mutex_lock(&entry->lock);
-        bool mine = w->active_count > w->fresh_count - i;
-        bool others = mp_entry_running(entry) > w->fresh_count - i;
+        bool yields = !others && !coming && mp_worker_yield(w, ticket);
+        if (others || coming)
+            mp_worker_block_admission(w, !mine);
         mp_mutex_unlock(&entry->lock);
-        bool coming = !others && reclaim_from_others(w);
-        if (!others && !coming) {
-            end_item(w, ticket, status, &error);
-            continue;
+        if (others || coming || yields) {
+            put_back_fresh(w, i);
+            break;
         }
-        mp_mutex_lock(&entry->lock);
-        block_admission(w, !mine);
-        mp_mutex_unlock(&entry->lock);
-        put_back_fresh(w, i);
-        break;
+        if (mp_worker_drop_outputs(w, true) && (status = serve_admit(w, ticket, &error)) == MP_OK)
+            note_admitted(w, ticket);
+        else
+            end_item(w, ticket, status, &error);
     }
     w->fresh_count = 0;
 }
@@ -562,12 +540,14 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     return dead;
 }
 
-/* Frees memory for a request that found none in a step: first the engine's caches, once. After that, the youngest
- * request of the lowest priority is preempted and returns to the front of the queue. If no other request holds memory
- * and none is being freed, the waiting request fails. */
+/* Frees memory for a request that found none in a step: first the engine's caches, once, and the outputs of queued
+ * requests without results. After that, the youngest request of the lowest priority is preempted and returns to the
+ * front of the queue. If only the waiting request is active and no memory is being freed, queued requests that have
+ * begun run first: their results hold memory. If none of them can go on, those whose results no caller has seen start
+ * again, and their memory is free. If there are none, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
-    if (serve_trim(w))
+    if (mp_worker_trim(w) || mp_worker_drop_outputs(w, false))
         return;
     mp_ticket *victim = NULL;
     for (int i = 0; i < w->active_count; i++) {
@@ -578,16 +558,19 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
             (ticket->item.priority == victim->item.priority && ticket->item.sequence > victim->item.sequence))
             victim = ticket;
     }
-    bool alone = w->active_count == 1, coming = alone && reclaim_from_others(w);
+    bool alone = w->active_count == 1, coming = alone && mp_worker_reclaim(w);
     mp_mutex_lock(&entry->lock);
     bool others = mp_entry_running(entry) > w->active_count, waits = !alone || coming || others;
+    bool yields = !waits && mp_worker_yield(w, waiting);
     if (waits)
-        block_admission(w, alone || others);
+        mp_worker_block_admission(w, alone || others);
     mp_mutex_unlock(&entry->lock);
-    if (waits) {
+    if (waits || yields) {
         serve_preempt(w, victim);
         return;
     }
+    if (mp_worker_drop_outputs(w, true))
+        return;
     mp_error error;
     mp_fail(&error, MP_MEMORY_EXHAUSTED,
             "%s: the request needs more memory than is free, although no other request of the model is active; send a "
@@ -604,7 +587,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
         mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
     bool shortage = error.code == MP_MEMORY_EXHAUSTED;
-    bool coming = shortage && (w->engine->ops->trim(w->engine) || reclaim_from_others(w));
+    bool coming = shortage && (w->engine->ops->trim(w->engine) || mp_worker_reclaim(w));
     mp_mutex_lock(&entry->lock);
     bool again = shortage ? mp_faults_shortage(entry, ticket, coming)
                           : mp_faults_step(entry, ticket, error.code, alone, w->engine->external_kill, step);
@@ -629,7 +612,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     mp_dispatch_memory_free(entry);
     forget_shortage(w);
     if (shortage)
-        block_admission(w, true);
+        mp_worker_block_admission(w, true);
     mp_mutex_unlock(&entry->lock);
     if (waits)
         return;

@@ -194,6 +194,15 @@ static bool text_seen(const mp_request *base) {
     return false;
 }
 
+/* Before the first token, only logits of the prompt are results. */
+static bool text_drop_outputs(mp_request *base, bool begun) {
+    mp_text_request *request = (mp_text_request *)base;
+    if (text_seen(base) || (begun && request->want_prompt_logits))
+        return false;
+    free_output(request);
+    return true;
+}
+
 static mp_status check_text(const mp_text_args *args, mp_error *error) {
     MP_TRY(mp_check_range("the number of prompt tokens", args->n_prompt, 1, MP_TEXT_MAX_TOKENS, error));
     MP_TRY(mp_check_range("the number of stop strings", args->n_stop, 0, MP_TEXT_MAX_STOPS, error));
@@ -302,6 +311,7 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out
                          .fingerprint = text_fingerprint,
                          .usage = text_usage,
                          .seen = text_seen,
+                         .drop_outputs = text_drop_outputs,
                          .resumable = true,
                          .bytes = sizeof *to};
     copy_inputs(args, to, bytes, &ok);
