@@ -421,7 +421,7 @@ class Registry:
                      outputs: int = 1, tolerant: bool = False, second: NDArray[np.int32] | None = None,
                      adapter: int = 0, attended: NDArray[np.int32] | None = None, timeout: float | None = None,
                      patience: float = -1.0, keep_alive: float = -1.0,
-                     priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
+                     priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: int = 0,
                      uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text embedding request.
 
@@ -442,8 +442,9 @@ class Registry:
             service_class: 0 interactive, 1 bulk.
             tenant: number of the tenant (:func:`tenant_number`); 0: no tenant. Requests of a tenant get one fair share
                 together, and share cached results with no other tenant.
-            fail_fast: raise Overloaded at once if the queue is full, or if loads, evictions and other requests hold the
-                memory that the request needs.
+            fail_fast: 1: raise Overloaded at once if the queue is full, or if loads, evictions and other requests hold
+                the memory that the request needs; 2: also end the request with Overloaded while the load of its model
+                waits for such memory; 0: wait.
             uncounted: leave a request that raises Overloaded out of the metrics, because the caller retries it.
             policy: scheduling policy; ``"default"``: the model's.
             revision: as for :meth:`add`: SendError if the key has a model of another revision; 0: any.
@@ -453,13 +454,13 @@ class Registry:
               tolerant: bool = False, second: NDArray[np.int32] | None = None, adapter: int = 0,
               attended: NDArray[np.int32] | None = None, timeout: float | None = None,
               patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
-              tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+              tenant: int = 0, fail_fast: int = 0, uncounted: bool = False,
               policy: str = "default", revision: int = 0) -> NDArray[np.float32]:
         """Submit, wait and return the vectors. Releases the GIL once."""
     def submit_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                       normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
                       patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
-                      tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                      tenant: int = 0, fail_fast: int = 0, uncounted: bool = False,
                       policy: str = "default", revision: int = 0) -> Ticket:
         """Queue an image embedding request. The other arguments are those of ``submit_embed``.
 
@@ -471,7 +472,7 @@ class Registry:
     def embed_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                      normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
                      patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
-                     tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                     tenant: int = 0, fail_fast: int = 0, uncounted: bool = False,
                      policy: str = "default", revision: int = 0) -> NDArray[np.float32]:
         """Submit images, wait and return the vectors. Releases the GIL once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
@@ -483,7 +484,7 @@ class Registry:
                     prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
                     mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0, adapter: int = 0,
                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
-                    service_class: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                    service_class: int = 0, tenant: int = 0, fail_fast: int = 0, uncounted: bool = False,
                     policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text generation request. The last arguments are those of ``submit_embed``.
 
@@ -503,7 +504,7 @@ class Registry:
         ids: Sequence[Sequence[NDArray[np.int32] | None]], counts: tuple[int, int, int], noise: NDArray[np.float32],
         times: NDArray[np.float32], sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0,
         preview_every: int = 0, keep: bool = False, timeout: float | None = None, patience: float = -1.0,
-        keep_alive: float = -1.0, priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
+        keep_alive: float = -1.0, priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: int = 0,
         uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue an image generation request. The last arguments are those of ``submit_embed``.
 

@@ -223,7 +223,7 @@ uint64_t mp_engine_release(mp_arena *arena, mp_budget *budget, uint64_t *charged
 void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
     for (int i = 0; i < plan->count; i++) {
         plan->items[i]->error = *error;
-        outcomes[i] = error->code == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
+        outcomes[i] = MP_OUTCOME_FAILED;
     }
 }
 

@@ -71,8 +71,7 @@ mp_status mp_model_activation(const mp_spec *spec, const char *key, const char *
  * bytes to the budget, sets *charged to 0 and returns the number of bytes. */
 mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, uint64_t *charged, mp_error *error);
 uint64_t mp_engine_release(mp_arena *arena, mp_budget *budget, uint64_t *charged);
-/* mp_engine_fail_all fails every item of a plan with the same error; after MEMORY_EXHAUSTED, all of them wait for
- * memory. mp_engine_fail_numeric fails one item because its
+/* mp_engine_fail_all fails every item of a plan with the same error. mp_engine_fail_numeric fails one item because its
  * result has NaN or infinity, unless it has failed already. mp_engine_fail_changed fails with INTEGRITY: a file that a
  * step has read is not the one that was loaded. */
 void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes);

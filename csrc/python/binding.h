@@ -114,9 +114,9 @@ typedef struct mp_submit_args {
     /* --- as passed by the caller --- */
     PyObject *timeout;
     double patience, keep_alive; /* seconds; < 0: default */
-    unsigned char priority, service_class;
+    unsigned char priority, service_class, fail_fast;
     unsigned long long tenant, revision;
-    int fail_fast, uncounted;
+    int uncounted;
     const char *policy;
 } mp_submit_args;
 #define MP_SUBMIT_DEFAULTS \
@@ -124,7 +124,7 @@ typedef struct mp_submit_args {
 #define MP_SUBMIT_NAMES \
     "timeout", "patience", "keep_alive", "priority", "service_class", "tenant", "fail_fast", "uncounted", "policy", \
         "revision"
-#define MP_SUBMIT_FORMAT "OddbbKppsK"
+#define MP_SUBMIT_FORMAT "OddbbKbpsK"
 #define MP_SUBMIT_TARGETS(s)                                                                            \
     &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->service_class, &(s)->tenant, \
         &(s)->fail_fast, &(s)->uncounted, &(s)->policy, &(s)->revision

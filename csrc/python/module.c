@@ -77,12 +77,16 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
                      "`policy` must be one of default, shared, pack, p2c, sequential, got \"%s\"", submit->policy);
         return false;
     }
+    if (submit->fail_fast > MP_FAIL_LOAD) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`fail_fast` must be 0 to 2, got %d", submit->fail_fast);
+        return false;
+    }
     options->priority = submit->priority;
     options->service_class = submit->service_class;
     options->tenant = submit->tenant;
     options->revision = submit->revision;
     options->uncounted = submit->uncounted;
-    options->fail_fast = submit->fail_fast;
+    options->fail_fast = (mp_fail_fast)submit->fail_fast;
     return true;
 }
 

@@ -249,7 +249,7 @@ bool mp_dispatch_stays(const mp_entry *entry) {
 
 /* True if one more worker is allowed. */
 static bool may_grow(const mp_entry *entry) {
-    if (!mp_dispatch_stays(entry) || entry->starting || entry->worker_count >= most_workers(entry))
+    if (!mp_dispatch_stays(entry) || entry->starting || entry->yielding || entry->worker_count >= most_workers(entry))
         return false;
     for (int i = 0; i < entry->worker_count; i++)
         if (entry->workers[i]->memory == MP_MEMORY_TIGHT)

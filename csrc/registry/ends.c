@@ -5,6 +5,7 @@
  * other two, without the lock. After a worker fault, a request may be tried again instead (faults.h). */
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
 
 #include "base/log.h"
 #include "registry/entry.h"
@@ -36,6 +37,13 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     atomic_fetch_add_explicit(&entry->charged, bytes - ticket->charged, memory_order_relaxed);
     ticket->charged = bytes;
     return MP_OK;
+}
+
+mp_status mp_entry_fail_held(const mp_entry *entry, const char *need, mp_error *error) {
+    mp_fail_hint(error, MP_OVERLOADED, "Try again when other requests have ended",
+                 "%s: the %s, which loads and other requests hold for now", entry->key, need);
+    snprintf(error->field, sizeof error->field, MP_FIELD_MEMORY);
+    return MP_OVERLOADED;
 }
 
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
@@ -162,15 +170,24 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 
 /* --- leaving the queue --- */
 
-mp_ticket *mp_entry_take_queue(mp_entry *entry) {
+/* Must hold the lock. */
+static void leave_queue(mp_entry *entry, mp_ticket *ticket) {
+    mp_queue_remove(&entry->queue, &ticket->node);
+    mp_dispatch_end(ticket);
+    mp_dispatch_assign(ticket, NULL);
+}
+
+mp_ticket *mp_entry_take_queue(mp_entry *entry, bool hurried) {
     mp_assert_held(&entry->lock);
     mp_ticket *first = NULL, **end = &first;
-    for (mp_queue_node *node; (node = mp_queue_first(&entry->queue));) {
-        mp_queue_remove(&entry->queue, node);
-        *end = mp_ticket_of_node(node);
-        mp_dispatch_end(*end);
-        mp_dispatch_assign(*end, NULL);
-        end = &(*end)->next;
+    for (mp_queue_node *node = mp_queue_first(&entry->queue), *next; node; node = next) {
+        mp_ticket *ticket = mp_ticket_of_node(node);
+        next = mp_queue_next(&entry->queue, node);
+        if (hurried && (!ticket->hurried || mp_ticket_begun(ticket)))
+            continue;
+        leave_queue(entry, ticket);
+        *end = ticket;
+        end = &ticket->next;
     }
     *end = NULL;
     mp_entry_notify_room(entry);
@@ -187,9 +204,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
         atomic_store_explicit(&ticket->cause, cause, memory_order_release);
     atomic_store_explicit(&ticket->item.cancelled, 1, memory_order_release);
     if (mp_queue_holds(&ticket->node)) {
-        mp_queue_remove(&entry->queue, &ticket->node);
-        mp_dispatch_end(ticket);
-        mp_dispatch_assign(ticket, NULL);
+        leave_queue(entry, ticket);
         mp_entry_notify_room(entry);
         mp_cond_broadcast(&entry->changed);
         return true;

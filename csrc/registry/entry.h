@@ -141,6 +141,7 @@ struct mp_entry {
     int borrowers;         /* threads without a worker that use `resident`: it is not freed before they return it */
     bool pinned;           /* the registry itself must not evict the model */
     bool held;             /* a replacement is staged: unload the model when it is idle, but not to make room */
+    bool load_stuck;       /* the load waits for memory that others hold (mp_governor_stuck) */
     bool load_requested;   /* a caller asked for the model to be loaded: the load goes on without queued requests */
     uint64_t attempts, attempts_over; /* loads that started; loads that ended, in success or failure */
     uint64_t loads;                   /* loads that succeeded */
@@ -235,7 +236,8 @@ void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 void mp_dispatch_memory_free(mp_entry *entry);
 /* Call when no memory is left for a request of which no other is active. If a queued request has begun and may be what
  * holds the memory, lets the queued requests that have begun run first: until one of them has ended, or all of them
- * have found no memory either. Requests that have not begun wait meanwhile. Returns false if there is none. */
+ * have found no memory either. Requests that have not begun wait, and no worker is added, until `ticket` has ended: they
+ * would take the memory that it needs. Returns false if there is none. */
 bool mp_dispatch_yield(mp_ticket *ticket);
 /* Sets MP_TICKET_ENDED, for a request that is in no queue and on no active list. Requests that yielded may run again.
  */
@@ -268,8 +270,9 @@ void mp_entry_notify_room(mp_entry *entry);
 /* --- ends.c --- */
 
 /* Must hold the lock. Empties the queue into a list linked by mp_ticket.next. The tickets become ENDED; the caller must
- * finish them with mp_entry_finish_list. */
-mp_ticket *mp_entry_take_queue(mp_entry *entry);
+ * finish them with mp_entry_finish_list. `hurried`: takes only requests that do not wait for a load (mp_ticket.hurried)
+ * and have not begun. */
+mp_ticket *mp_entry_take_queue(mp_entry *entry, bool hurried);
 /* Must hold the lock, for a queued or active request. Returns true if the request was queued: it is ENDED now, and the
  * caller must finish it. */
 bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause);
@@ -289,6 +292,9 @@ mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *err
 /* Charges the bytes of the request that are not charged yet to the budget. MEMORY_EXHAUSTED if they are not free. */
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
+/* Fails with OVERLOADED and MP_FIELD_MEMORY: others hold the memory that `need` names. */
+#define MP_NEED_OF_LOAD "model needs memory"
+mp_status mp_entry_fail_held(const mp_entry *entry, const char *need, mp_error *error);
 /* Must not hold the lock. Frees the outputs of queued requests without results, which are made and charged again before
  * these requests are admitted. `restart`: also of those whose results no caller has seen, which then start again.
  * Returns the bytes given back to the budget. */

@@ -28,6 +28,7 @@ struct mp_governor {
     /* guarded by: lock */
     int loads; /* guards that hold bytes */
     struct turn *turns, **turns_end; /* callers that wait for memory, the first to be served first */
+    bool stuck; /* the first of them waits for loads or requests to end, not only for idle models to be freed */
     mp_reclaimer *reclaimers;
     bool forking;
 };
@@ -237,8 +238,10 @@ const char *mp_shortage_text(char to[MP_SHORTAGE_TEXT], uint64_t bytes, uint64_t
 }
 
 /* Must hold the lock; releases it temporarily. The caller's turn has come and less than `needed` is free. Asks other
- * models for memory. Returns MEMORY_EXHAUSTED if waiting is useless. *again: check again at once. */
-static mp_status demand(mp_governor *governor, const char *key, uint64_t needed, bool *again, mp_error *error) {
+ * models for memory. Returns MEMORY_EXHAUSTED if waiting is useless. *again: check again at once. *held: idle models do
+ * not suffice. */
+static mp_status demand(mp_governor *governor, const char *key, uint64_t needed, bool *again, bool *held,
+                        mp_error *error) {
     mp_assert_held(&governor->lock);
     uint64_t free = free_of(governor);
     *again = needed > left_of(governor) && raise_limit(governor, key, needed);
@@ -249,6 +252,7 @@ static mp_status demand(mp_governor *governor, const char *key, uint64_t needed,
     uint64_t coming = reclaim_from_all((mp_shortage){governor, lacking, free, NULL}, true);
     mp_mutex_lock(&governor->lock);
     *again = free_of(governor) > free; /* enough memory is free, or more than before */
+    *held = coming < lacking;
     if (*again || coming || (governor->loads && needed <= left_of(governor)) || may_become_free(governor, needed) ||
         may_be_raised(governor, needed))
         return MP_OK;
@@ -265,20 +269,23 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
     assert(needed <= wanted);
     *guard = (mp_guard){0};
     turn self;
-    bool queued = false;
+    bool queued = false, waited = false;
     mp_status status = MP_OK;
     mp_mutex_lock(&governor->lock);
     for (;;) {
-        bool first = urgent || !governor->turns || governor->turns == &self, again = false;
+        bool first = urgent || !governor->turns || governor->turns == &self, again = false, held = false;
         if (first && (governor_take(governor, wanted, guard) || governor_take(governor, needed, guard)))
             break;
         if (!queued && !urgent)
             begin_turn(governor, &self);
         queued = !urgent;
-        if (first && (status = demand(governor, key, needed, &again, error)) != MP_OK)
+        if (first && (status = demand(governor, key, needed, &again, &held, error)) != MP_OK)
             break;
         if (again)
             continue;
+        if (first)
+            governor->stuck = held && waited; /* models whose last request has just ended are idle by now */
+        waited = true;
         mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + MP_POLL_NS);
         mp_mutex_unlock(&governor->lock);
         bool over = give_up && give_up(arg);
@@ -290,6 +297,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
     }
     if (queued)
         end_turn(governor, &self);
+    governor->stuck = false;
     mp_mutex_unlock(&governor->lock);
     if (status == MP_MEMORY_EXHAUSTED && error)
         mp_governor_name_holders(governor, error);
@@ -424,6 +432,13 @@ bool mp_governor_may_free(mp_governor *governor, uint64_t bytes) {
     return may;
 }
 
+bool mp_governor_stuck(mp_governor *governor) {
+    mp_mutex_lock(&governor->lock);
+    bool stuck = governor->stuck;
+    mp_mutex_unlock(&governor->lock);
+    return stuck;
+}
+
 bool mp_governor_may_gain(mp_governor *governor, const void *asker) {
     mp_mutex_lock(&governor->lock);
     bool loads = governor->loads > 0; /* read before ask_all, as in may_become_free */
@@ -496,6 +511,7 @@ void mp_governor_fork_child(mp_governor *governor) {
     governor->loads = 0;
     governor->turns = NULL;
     governor->turns_end = &governor->turns;
+    governor->stuck = false;
     for (mp_reclaimer *at = governor->reclaimers; at; at = at->next)
         at->callers = 0;
 }

@@ -50,6 +50,8 @@ const char *mp_shortage_text(char to[MP_SHORTAGE_TEXT], uint64_t bytes, uint64_t
  * charged the budget itself, or has failed. */
 mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted, bool urgent,
                               bool (*give_up)(void *arg), void *arg, mp_guard *guard, mp_error *error);
+/* True while the next caller of mp_governor_reserve would wait, at least MP_POLL_NS, for loads or requests to end. */
+bool mp_governor_stuck(mp_governor *governor);
 /* Reserves `bytes` if they are free now and no other caller waits for memory. Never waits, never reclaims. */
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard);
 /* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. Legal before mp_guard_lend. */

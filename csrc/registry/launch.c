@@ -37,7 +37,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
         entry->attempts++;
         entry->attempts_over++;
         mp_faults_load_failed(entry, error);
-        list = mp_entry_take_queue(entry);
+        list = mp_entry_take_queue(entry, false);
     }
     mp_mutex_unlock(&entry->lock);
     mp_log(MP_LOG_WARNING, "A worker for %s failed to start: %s", entry->key, error->message);
@@ -122,7 +122,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         if (entry->unload != MP_UNLOAD_NONE)
             mp_entry_set_unload(entry, MP_UNLOAD_NONE);
         if (entry->faults.health == MP_HEALTH_BROKEN)
-            list = mp_entry_take_queue(entry);
+            list = mp_entry_take_queue(entry, false);
         gone = entry->removal == MP_REMOVAL_DRAINING && entry->shutdown != MP_SHUTDOWN_QUITTING && !entry->queue.count;
         if (gone)
             mp_entry_set_removal(entry, MP_REMOVAL_GONE);

@@ -96,7 +96,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
     if (worker->fault.code != MP_INTEGRITY)
         return NULL;
     mp_entry_wake_workers(entry); /* `set_fault` has requested an unload, since the other workers use the same files */
-    return mp_entry_take_queue(entry);
+    return mp_entry_take_queue(entry, false);
 }
 
 void mp_worker_leave(mp_worker *worker) {

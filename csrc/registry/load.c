@@ -110,14 +110,20 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
 
 /* --- the worker's thread --- */
 
-/* True if the load is to be cancelled: the registry shuts down, the model was removed, or the requests for which it was
- * to be loaded have ended. */
+/* The load waits for memory. Ends requests that do not wait for others. Returns true if the load is to be cancelled: the
+ * registry shuts down, the model was removed, or the requests for which it was to be loaded have ended. */
 static bool is_called_off(void *arg) {
     mp_worker *worker = arg;
     mp_entry *entry = worker->entry;
+    mp_error error;
+    bool stuck = mp_governor_stuck(entry->services->governor);
     mp_mutex_lock(&entry->lock);
+    entry->load_stuck = stuck;
+    mp_ticket *refused = stuck ? mp_entry_take_queue(entry, true) : NULL;
     worker->unwanted = !entry->queue.count && (!entry->load_requested || entry->removal != MP_REMOVAL_NONE);
     mp_mutex_unlock(&entry->lock);
+    mp_entry_fail_held(entry, MP_NEED_OF_LOAD, &error);
+    mp_entry_finish_list(entry, refused, &error);
     return worker->unwanted || atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
 }
 
@@ -125,6 +131,19 @@ static bool is_called_off(void *arg) {
 static void stage_untimed(mp_worker *worker, const char *stage) {
     atomic_store_explicit(&worker->progress.stage, stage, memory_order_release);
     atomic_store_explicit(&worker->progress.beat_ns, 0, memory_order_release);
+}
+
+/* Reserves the memory of a load; see mp_governor_reserve. */
+static mp_status loading_reserve(mp_worker *worker, uint64_t needed, uint64_t wanted, bool urgent, mp_guard *guard,
+                                 mp_error *error) {
+    mp_entry *entry = worker->entry;
+    stage_untimed(worker, "waiting for memory");
+    mp_status status = mp_governor_reserve(entry->services->governor, entry->key, needed, wanted, urgent, is_called_off,
+                                           worker, guard, error);
+    mp_mutex_lock(&entry->lock);
+    entry->load_stuck = false;
+    mp_mutex_unlock(&entry->lock);
+    return status;
 }
 
 static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_bytes, mp_guard *second,
@@ -135,9 +154,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     mp_guard guard;
     uint64_t one = model_bytes + worker->engine_bytes, two = one + worker->engine_bytes;
 
-    stage_untimed(worker, "waiting for memory");
-    MP_TRY(mp_governor_reserve(services->governor, entry->key, one, services->max_workers > 1 ? two : one, false,
-                               is_called_off, worker, &guard, error));
+    MP_TRY(loading_reserve(worker, one, services->max_workers > 1 ? two : one, false, &guard, error));
     if (guard.bytes == two && services->max_workers > 1)
         *second = mp_guard_split(&guard, worker->engine_bytes);
     mp_guard_lend(&guard, &entry->account);
@@ -192,9 +209,7 @@ static mp_status loading_run(mp_worker *worker, mp_loader loader, mp_guard *seco
     if (loading) {
         status = load_model(worker, loader, model_bytes, second, error);
     } else if (!worker->guard.governor) { /* the first worker of a model that stayed loaded when its workers died */
-        stage_untimed(worker, "waiting for memory");
-        status = mp_governor_reserve(worker->entry->services->governor, worker->entry->key, engine_bytes, engine_bytes,
-                                     true, is_called_off, worker, &worker->guard, error);
+        status = loading_reserve(worker, engine_bytes, engine_bytes, true, &worker->guard, error);
     }
     if (status == MP_OK && loading && !worker->resident->model->ops->healthy(worker->resident->model))
         status = mp_fail(error, MP_INTEGRITY,
@@ -256,7 +271,7 @@ static mp_ticket *become_failed(mp_worker *worker, bool loading, const mp_error 
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
     if (!quit)
         mp_faults_load_failed(entry, error);
-    mp_ticket *list = mp_entry_take_queue(entry);
+    mp_ticket *list = mp_entry_take_queue(entry, false);
     for (mp_ticket *ticket = list; quit && ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
     return list;

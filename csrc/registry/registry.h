@@ -229,6 +229,14 @@ void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats);
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
+/* What happens if the queue is full, or if other requests, loads or evictions hold the memory that a request needs */
+typedef enum mp_fail_fast {
+    MP_FAIL_LATE,   /* submit waits, until the deadline or the end of the patience */
+    MP_FAIL_SUBMIT, /* submit returns OVERLOADED at once; a queued request waits for the load of its model */
+    MP_FAIL_LOAD    /* as MP_FAIL_SUBMIT. A request that has not begun also ends with OVERLOADED while the load of its
+                     * model waits for memory that other loads and requests hold */
+} mp_fail_fast;
+
 typedef struct mp_submit_options {
     uint64_t deadline_ns; /* absolute, monotonic clock; 0 = none */
     /* TIMEOUT after this long without a result, a step or a stream chunk; 0 = the registry's default */
@@ -241,9 +249,7 @@ typedef struct mp_submit_options {
     /* 0 = any; else the mp_loader.revision that the model must have. SEND, counted in no metric, if the key has another
      * model or none */
     uint64_t revision;
-    /* return OVERLOADED at once if the queue is full, or if other requests, loads or evictions hold the memory that the
-     * request needs; else submit waits for both, until the deadline or the end of the patience */
-    bool fail_fast;
+    mp_fail_fast fail_fast;
     bool uncounted; /* the caller will retry an OVERLOADED request: count it in no metric */
     /* called without a lock, every 50 ms while submit waits for room and every 5 ms while it waits for memory; true:
      * CANCELLED */
@@ -260,7 +266,8 @@ typedef struct mp_submit_options {
  * Refuses the request, without a ticket, with UNKNOWN_MODEL, WRONG_CAPABILITY or SHUTTING_DOWN; with an error of the
  * model's check(), if the model is loaded; and with
  *   OVERLOADED        `fail_fast` is set, and the queue is full, or the request's bytes are not free, but may become so
- *                     when other requests, loads or evictions end: the field of this error is MP_FIELD_MEMORY
+ *                     when other requests, loads or evictions end, or MP_FAIL_LOAD applies: the field of the last two
+ *                     errors is MP_FIELD_MEMORY
  *   TIMEOUT           the deadline or the patience ended while the request waited for room or memory; or requests are
  *                     queued, and the predicted wait exceeds four times the time until the deadline
  *   MEMORY_EXHAUSTED  the request's bytes are not free, and cannot become so without a further call

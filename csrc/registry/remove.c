@@ -77,7 +77,7 @@ void mp_entry_quit(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     if (entry->shutdown != MP_SHUTDOWN_QUITTING)
         mp_entry_set_shutdown(entry, MP_SHUTDOWN_QUITTING);
-    mp_ticket *list = mp_entry_take_queue(entry);
+    mp_ticket *list = mp_entry_take_queue(entry, false);
     for (mp_ticket *ticket = list; ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
     for (int i = 0; i < entry->worker_count; i++) {

@@ -56,6 +56,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
     if (ticket->patience_ns == MP_FOREVER)
         ticket->patience_ns = 0;
     ticket->stretches = !options->patience_ns && ticket->patience_ns && entry->services->scale_timeout;
+    ticket->hurried = options->fail_fast == MP_FAIL_LOAD;
     ticket->asked = ticket->policy = options->policy;
     uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);
     if (options->deadline_ns) /* a deadline that has passed stays in the past */

@@ -58,6 +58,7 @@ struct mp_ticket {
     uint64_t had_ns;        /* its shares of the durations of its steps */
     uint64_t due_ns;        /* its deadline, by the clock of requests (maintenance.h); 0 = none */
     uint64_t patience_ns;   /* 0 = no limit */
+    bool hurried;           /* MP_FAIL_LOAD: it does not wait for a load that is stuck */
     bool timed;             /* counted in mp_maintenance.timed */
     bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
     mp_policy asked;        /* policy of the caller's options; may be MP_POLICY_DEFAULT */
@@ -70,7 +71,7 @@ struct mp_ticket {
     mp_ticket_state state;
     mp_queue_node node;
     mp_worker *worker; /* the worker whose active list has it, or NULL */
-    bool yielded;      /* it found no memory, and has let begun requests run first (mp_dispatch_yield) */
+    bool yielded;      /* until its end: it found no memory, and has let begun requests run first (mp_dispatch_yield) */
     uint64_t starved;  /* mp_entry.ends when it did so last, + 1 */
     uint64_t attempt;  /* number of the first load that it waited for; 0 = none */
     mp_worker *assigned; /* the worker that MP_POLICY_P2C chose, while the request is queued, or NULL */

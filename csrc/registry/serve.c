@@ -404,8 +404,8 @@ static void admit_fresh(mp_worker *w) {
             put_back_fresh(w, i);
             break;
         }
-        if (mp_worker_drop_outputs(w, true) && (status = serve_admit(w, ticket, &error)) == MP_OK)
-            note_admitted(w, ticket);
+        if (mp_worker_drop_outputs(w, true))
+            i--; /* admit this request again */
         else
             end_item(w, ticket, status, &error);
     }
@@ -586,11 +586,8 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     if (error.code == MP_OK)
         mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
-    bool shortage = error.code == MP_MEMORY_EXHAUSTED;
-    bool coming = shortage && (w->engine->ops->trim(w->engine) || mp_worker_reclaim(w));
     mp_mutex_lock(&entry->lock);
-    bool again = shortage ? mp_faults_shortage(entry, ticket, coming)
-                          : mp_faults_step(entry, ticket, error.code, alone, w->engine->external_kill, step);
+    bool again = mp_faults_step(entry, ticket, error.code, alone, w->engine->external_kill, step);
     mp_mutex_unlock(&entry->lock);
     if (!again) {
         end_item(w, ticket, error.code, &error);
@@ -611,8 +608,6 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     mp_dispatch_wake_all(entry);
     mp_dispatch_memory_free(entry);
     forget_shortage(w);
-    if (shortage)
-        mp_worker_block_admission(w, true);
     mp_mutex_unlock(&entry->lock);
     if (waits)
         return;
@@ -626,11 +621,15 @@ static void deliver_outcomes(mp_worker *w) {
     bool some_ended = false;
     mp_step_fault fault = {0};
     for (int i = 0; i < w->plan.count; i++) { /* first: an internal error or a lost engine ends the worker */
-        const mp_error *error = &w->plan.items[i]->error;
-        if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_INTERNAL)
+        mp_error *error = &w->plan.items[i]->error;
+        if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_INTERNAL) {
             set_fault(w, error);
-        else if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_RECV)
+        } else if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_RECV) {
             is_lost(w);
+        } else if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_MEMORY_EXHAUSTED) {
+            w->outcomes[i] = MP_OUTCOME_WAIT_MEMORY; /* a failed step has changed nothing */
+            mp_error_clear(error);
+        }
     }
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;

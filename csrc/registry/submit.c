@@ -19,6 +19,8 @@ static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_erro
         *gone = true;
         return mp_fail(error, MP_UNKNOWN_MODEL, "%s: the model was removed", entry->key);
     }
+    if (ticket->hurried && entry->load_stuck)
+        return mp_entry_fail_held(entry, MP_NEED_OF_LOAD, error);
     return mp_faults_refusal(entry, ticket, error);
 }
 
@@ -96,12 +98,9 @@ static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_sub
         if (status != MP_MEMORY_EXHAUSTED || !mp_governor_may_free(services->governor, bytes))
             return status;
         if (options->fail_fast) {
-            char size[MP_SIZE_TEXT];
-            mp_fail_hint(error, MP_OVERLOADED, "Try again when other requests have ended",
-                         "%s: the request needs %s, which loads and other requests hold for now", entry->key,
-                         mp_size_text(size, bytes));
-            snprintf(error->field, sizeof(error->field), MP_FIELD_MEMORY);
-            return MP_OVERLOADED;
+            char size[MP_SIZE_TEXT], need[MP_SIZE_TEXT + 16];
+            snprintf(need, sizeof need, "request needs %s", mp_size_text(size, bytes));
+            return mp_entry_fail_held(entry, need, error);
         }
         if (mp_maintenance_clock(&services->maintenance, NULL) >= mp_ticket_due(ticket))
             return mp_fail_hint(error, MP_TIMEOUT, FEWER,

@@ -117,7 +117,7 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
     mp_error failure = loading ? *error : entry->faults.failure;
     /* take the queue before another thread can see requests that no worker will serve */
     if (loading || (entry->faults.health == MP_HEALTH_BROKEN && last))
-        list = mp_entry_take_queue(entry);
+        list = mp_entry_take_queue(entry, false);
     mp_worker_abandon(worker, error);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish_list(entry, list, &failure);

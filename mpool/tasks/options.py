@@ -150,14 +150,14 @@ class Call:
 
         Args:
             entry: model that the request was prepared for.
-            fail_fast: value that replaces ``self.fail_fast``; None: keep it.
+            fail_fast: True: the core does not block, as with ``self.fail_fast``, but the request waits for its model.
             uncounted: True if the caller retries after Overloaded; the core then counts this error in no metric.
 
         Raises:
             Timeout: the deadline has passed.
         """
         found = {**self.core, "timeout": _deadlines.remaining(self.deadline, entry.key), "revision": entry.revision,
-                 "fail_fast": self.fail_fast if fail_fast is None else fail_fast}
+                 "fail_fast": 2 if self.fail_fast and not uncounted else int(self.fail_fast or bool(fail_fast))}
         if uncounted:
             found["uncounted"] = True
         return found

@@ -306,7 +306,7 @@ static bool submit(caller *self, record *r) {
         .priority = (uint8_t)of(5), .service_class = (uint8_t)of(2), .tenant = (uint32_t)of(3)};
     if (percent(30))
         r->deadline_ns = options.deadline_ns = sim_now() + 1 + sim_below(30 * MS);
-    options.fail_fast = percent(30);
+    options.fail_fast = percent(70) ? MP_FAIL_LATE : percent(50) ? MP_FAIL_SUBMIT : MP_FAIL_LOAD;
     if (percent(20))
         options.give_up = may_give_up;
 #ifdef MP_FOREVER

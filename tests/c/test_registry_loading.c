@@ -194,6 +194,57 @@ MP_TEST(registry_reports_needed_and_free_memory) {
     fake_end(registry);
 }
 
+static mp_status submit_as(mp_registry *registry, const char *key, mp_fail_fast fail_fast, mp_ticket **ticket,
+                           mp_error *error) {
+    mp_submit_options options = {.priority = 2, .fail_fast = fail_fast};
+    mp_error_clear(error);
+    return mp_registry_submit(registry, key, &fake_call_create(1)->base, &options, ticket, error);
+}
+
+/* With MP_FAIL_LOAD, a request is refused while its model's load waits for a model in use, in the queue or in submit.
+ * Others wait. The eviction of an idle model is no reason to refuse. */
+MP_TEST(registry_refuses_requests_while_a_load_waits_for_memory) {
+    fake big, small;
+    fake_init(&big);
+    fake_init(&small);
+    big.model_bytes = 90 * 1000 * 1000;
+    small.model_bytes = 20 * 1000 * 1000;
+    big.load_ns = small.load_ns = FAKE_MS(60);
+    mp_registry *registry = fake_registry(2, 100 * 1000 * 1000);
+    mp_error error;
+    mp_ticket *busy, *waiting, *refused;
+    fake_add(registry, "big", &big, false);
+    fake_add(registry, "small", &small, false);
+    atomic_store(&big.hold, true);
+    MP_CHECK_OK(submit_as(registry, "big", MP_FAIL_LOAD, &busy, &error), &error);
+    fake_until(&big.in_steps, 1);
+    MP_CHECK_OK(submit_as(registry, "small", MP_FAIL_LOAD, &refused, &error), &error);
+    MP_CHECK_STATUS(fake_wait(refused, &error), MP_OVERLOADED, &error);
+    MP_CHECK_STR(error.field, MP_FIELD_MEMORY);
+    mp_ticket_release(refused);
+    MP_CHECK_OK(submit_as(registry, "small", MP_FAIL_SUBMIT, &waiting, &error), &error);
+    mp_status status = MP_OK;
+    for (int i = 0; i < 200 && status == MP_OK; i++) { /* accepted until the load has waited */
+        if ((status = submit_as(registry, "small", MP_FAIL_LOAD, &refused, &error)) == MP_OK)
+            MP_CHECK_INT(fake_finish(refused), MP_OVERLOADED);
+    }
+    MP_CHECK_STATUS(status, MP_OVERLOADED, &error);
+    MP_CHECK_STR(error.field, MP_FIELD_MEMORY);
+    MP_CHECK(!mp_ticket_done(waiting));
+    MP_CHECK_INT(small.loads, 0);
+    atomic_store(&big.hold, false);
+    MP_CHECK_INT(fake_finish(busy), MP_OK);
+    fake_until(&small.loads, 1);
+    MP_CHECK_OK(submit_as(registry, "small", MP_FAIL_LOAD, &busy, &error), &error); /* the load goes on */
+    MP_CHECK_INT(fake_finish(waiting), MP_OK);
+    MP_CHECK_INT(fake_finish(busy), MP_OK);
+    for (int i = 0; i < 4; i++) { /* models that were used just now are evicted */
+        MP_CHECK_OK(submit_as(registry, i % 2 ? "small" : "big", MP_FAIL_LOAD, &busy, &error), &error);
+        MP_CHECK_INT(fake_finish(busy), MP_OK);
+    }
+    fake_end(registry);
+}
+
 MP_TEST(registry_preempts_the_youngest_of_the_lowest_priority) {
     fake fake;
     fake_init(&fake);

@@ -624,7 +624,7 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     if (status == MP_OK)
         status = mp_engine_reserve(&engine->arena, part + threads, engine->budget, &engine->charged, &item->error);
     if (status != MP_OK) {
-        *outcome = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
+        *outcome = MP_OUTCOME_FAILED;
         return 0;
     }
     if (large->at.layer == 0 && large->at.stage == 0 && image.n <= TABLE_ROWS)

@@ -200,6 +200,7 @@ static bool text_drop_outputs(mp_request *base, bool begun) {
     if (text_seen(base) || (begun && request->want_prompt_logits))
         return false;
     free_output(request);
+    atomic_store_explicit(&request->capture.sampled, 0, memory_order_relaxed);
     return true;
 }
 
