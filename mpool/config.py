@@ -117,8 +117,8 @@ class PoolConfig:
             initial use u of a worker in a thread: 4 u; for vision models u + 192 MiB; for image generation
             1.25 u + 64 MiB. These bytes must be free in ``memory_bytes`` when the process starts; afterwards only the
             bytes that it uses count.
-        fail_fast: requests raise Overloaded if the queue is full, or if other requests hold the memory that they need,
-            instead of waiting. A request can override it.
+        fail_fast: requests raise Overloaded if the queue is full, or if other requests hold the memory that they or the
+            loads of their models need, instead of waiting. A request can override it.
         max_embed_inputs: maximum number of inputs per request, of pairs of a text and a label, and of windows of long
             texts; None: no limit in this process, and 10,000 for requests to the server. :func:`mpool.embed_iter` has
             no limit.

@@ -78,8 +78,8 @@ class CallOptions:
         "capability.")
     fail_fast: bool | None = _documented(
         None, "True: raise Overloaded at once if the queue is full, with a hint when to retry, or if other requests "
-        "hold the memory that this one needs; False: wait until the queue has space and memory is free; None: use "
-        "``PoolConfig.fail_fast``.")
+        "hold the memory that this one or the load of its model needs; False: wait until the queue has space and "
+        "memory is free; None: use ``PoolConfig.fail_fast``.")
 
     @typed
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ def _fill(pool: mpool.Pool, model: str, options: dict[str, Any], streams: list[m
 @contextmanager
 def full(pool: mpool.Pool, model: str) -> Iterator[None]:
     """Let requests of a language model hold all memory of a pool inside a ``with`` block. Unloads all other models.
+    The pool's queue must have room for some hundred requests.
 
     The requests wait for masks that no thread computes, and are cancelled at the end of the block.
     """

@@ -165,7 +165,7 @@ def _plain(result: Any) -> Any:
 def filled(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A pool with models of each capability, whose memory one request can fill."""
     config = mpool.PoolConfig(offline=True, memory_bytes=128 << 20, isolation=request.param, max_workers_per_model=1,
-                              request_timeout=200)
+                              request_timeout=200, prompt_queue_capacity=1000)
     with mpool.Pool(config) as pool:
         for name in ("one", "two", "filler"):
             pool.register(name, str(folder))
@@ -186,10 +186,15 @@ def test_coroutines_wait_for_memory_that_requests_hold(filled: mpool.Pool) -> No
                 assert not [task for task in tasks if task.done()]
             with pytest.raises(mpool.Timeout):
                 await aio.generate("Hello", "one", max_tokens=4, timeout=0.1, pool=filled)
-            for refused in (lambda: filled.submit("text_to_text", prompt="a", model="one"),
-                            lambda: filled.generate("a", "one", fail_fast=True)):
+            with pytest.raises(mpool.Overloaded):
+                filled.submit("text_to_text", prompt="a", model="one", max_tokens=2000)
+            for verb, arguments in (("generate", ("a", "one")), ("embed", ("a", "bert")),
+                                    ("embed_image", (PHOTO, "digits-clip")), ("generate_image", ("a", "digits-sd3")),
+                                    ("vision", (PHOTO, "what", "digits-llava"))):
                 with pytest.raises(mpool.Overloaded):
-                    refused()
+                    getattr(filled, verb)(*arguments, fail_fast=True)
+                with pytest.raises(mpool.Overloaded):
+                    await getattr(aio, verb)(*arguments, fail_fast=True, pool=filled)
             cancelled = asyncio.ensure_future(aio.generate("Hello", "one", pool=filled))
             await asyncio.sleep(0.05)
             cancelled.cancel()
@@ -198,6 +203,25 @@ def test_coroutines_wait_for_memory_that_requests_hold(filled: mpool.Pool) -> No
         assert not watching.watcher()._lines
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_fail_fast_does_not_wait_until_another_model_is_idle(folder: Path, isolation: str) -> None:
+    with short_pool(folder, isolation) as pool:
+        with pool.generate("a", "two", stream=True, max_tokens=15000, ignore_eos=True) as stream:
+            next(stream)
+            for first in (True, False):  # alone; then beside a job, which waits
+                for call in (lambda: pool.generate("a", "one", fail_fast=True),
+                             lambda: next(pool.generate("a", "one", stream=True, fail_fast=True)),
+                             lambda: asyncio.run(aio.generate("a", "one", fail_fast=True, pool=pool)),
+                             lambda: pool.submit("text_to_text", prompt="a", model="one", fail_fast=True).result(20)):
+                    with pytest.raises(mpool.Overloaded):
+                        call()
+                if first:
+                    job = pool.submit("text_to_text", prompt="a", model="one", max_tokens=1)
+            assert not job.done()
+        assert job.result(20).text
+        assert pool.generate("a", "two", max_tokens=1, fail_fast=True).text  # an idle model is no reason to refuse
 
 
 def test_a_load_waits_for_the_requests_of_another_model(folder: Path) -> None:

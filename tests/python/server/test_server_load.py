@@ -66,12 +66,18 @@ def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> N
 
     models = [f"llama={llama}", f"filler={llama}", f"bert={bert}"]
     config = mpool.PoolConfig(memory_bytes=40 << 20, offline=True, shutdown_grace=1.0, max_workers_per_model=1,
-                              request_timeout=200)
+                              request_timeout=200, prompt_queue_capacity=1000)
     with serving(models, config) as server:
-        with full(server.state.pool, "filler"):
+        pool = server.state.pool
+
+        def waits() -> int:  # requests without memory, and those that wait for their model
+            return (sum(line.length for watcher in list(watching._watchers.values())
+                        for line in list(watcher._lines.values())) +
+                    sum(row.queued for row in pool.ps() if row.model != "filler"))
+
+        with full(pool, "filler"):
             waiting = [Raw(server, 120).request(path, json.dumps(body).encode()) for path, body in PROTOCOLS]
-            until(lambda: sum(line.length for watcher in list(watching._watchers.values())
-                              for line in list(watcher._lines.values())) == len(waiting), 30)
+            until(lambda: waits() == len(waiting), 30)
         statuses = []
         for raw in waiting:
             with raw:
