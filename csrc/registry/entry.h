@@ -236,8 +236,8 @@ void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 void mp_dispatch_memory_free(mp_entry *entry);
 /* Call when no memory is left for a request of which no other is active. If a queued request has begun and may be what
  * holds the memory, lets the queued requests that have begun run first: until one of them has ended, or all of them
- * have found no memory either. Requests that have not begun wait, and no worker is added, until `ticket` has ended: they
- * would take the memory that it needs. Returns false if there is none. */
+ * have found no memory either. Until `ticket` has ended, requests that have not begun wait and no worker is added: they
+ * would take the memory that it needs. Returns false if there is no such request. */
 bool mp_dispatch_yield(mp_ticket *ticket);
 /* Sets MP_TICKET_ENDED, for a request that is in no queue and on no active list. Requests that yielded may run again.
  */

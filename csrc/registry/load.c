@@ -110,8 +110,8 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
 
 /* --- the worker's thread --- */
 
-/* The load waits for memory. Ends requests that do not wait for others. Returns true if the load is to be cancelled: the
- * registry shuts down, the model was removed, or the requests for which it was to be loaded have ended. */
+/* The load waits for memory: ends the requests that do not wait for it. Returns true if the load is to be cancelled:
+ * the registry shuts down, the model was removed, or the requests for which it was to be loaded have ended. */
 static bool is_called_off(void *arg) {
     mp_worker *worker = arg;
     mp_entry *entry = worker->entry;

@@ -229,7 +229,7 @@ void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats);
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-/* What happens if the queue is full, or if other requests, loads or evictions hold the memory that a request needs */
+/* The queue is full, or other requests, loads or evictions hold the memory that the request needs: */
 typedef enum mp_fail_fast {
     MP_FAIL_LATE,   /* submit waits, until the deadline or the end of the patience */
     MP_FAIL_SUBMIT, /* submit returns OVERLOADED at once; a queued request waits for the load of its model */
