@@ -84,7 +84,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
                 (r->call->lost_worker > 1 + r->call->killed_worker || (r->call->failed && failed_for_good(r))));
         break;
     case MP_OVERLOADED:
-        fine = !r->ticket;
+        fine = !r->ticket || r->hurried;
         break;
     default:
         break;
@@ -307,6 +307,7 @@ static bool submit(caller *self, record *r) {
     if (percent(30))
         r->deadline_ns = options.deadline_ns = sim_now() + 1 + sim_below(30 * MS);
     options.fail_fast = percent(70) ? MP_FAIL_LATE : percent(50) ? MP_FAIL_SUBMIT : MP_FAIL_LOAD;
+    r->hurried = options.fail_fast == MP_FAIL_LOAD;
     if (percent(20))
         options.give_up = may_give_up;
 #ifdef MP_FOREVER

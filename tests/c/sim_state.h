@@ -12,6 +12,7 @@ typedef struct record { /* an operation of a caller, usually a request, and the 
     mp_ticket *ticket;
     sim_call *call;
     uint64_t began_ns, deadline_ns, patience_ns;
+    bool hurried; /* it does not wait for a load that is stuck */
     bool cancelled, endless; /* endless: too long for any caller to wait for its end */
     bool ample;              /* only a pause of the process could exceed its limits */
     bool past;               /* its deadline passes before it is submitted */
