@@ -87,7 +87,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     (VECTORS, {"dimensions": 5}, "invalid_value", "dimensions"),
     (SCORE, {"text_1": ["x"] * 2, "text_2": ["y"] * 3}, "invalid_value", "text_1"),
     (SCORE, {"prompt": "x"}, "unsupported_parameter", "prompt"),
-    (SCORE, {"text_1": LONG}, "request_too_large", "text_1[0]"),
+    (SCORE, {"text_1": LONG}, "request_too_large", "text_1"),
     (SCORE, {"text_2": ["x"] * 9}, "request_too_large", "text_2"),
     (IMAGES, {"stream": True, "n": 2}, "invalid_value", "n"),
     (IMAGES, {"partial_images": 1}, "invalid_value", "partial_images"),
