@@ -165,7 +165,7 @@ static int step(tiny_model *tiny, tiny_job *job, bool alone) {
 
 /* A worker that is alone computes a prompt in one step, however small the budget. The step ends after the row blocks
  * that are begun once others wait. A step beside others, or with a lease of one thread, has the budget's rows only.
- * What is left is computed later, with the same result. */
+ * A later step computes the other rows, with the same result. */
 MP_TEST(models_wavefront_ends_early_for_others) {
     static const tiny_kind kind = {.arch = "llama"};
     uint64_t expected = 0;
