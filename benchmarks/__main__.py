@@ -14,6 +14,7 @@
     low-bits           decode, prefill and memory with weights of two and three bits
     half-memory        a model of experts in half of the memory that its file needs, compared with llama.cpp
     success            the success criteria: time to load large files, memory, logs, times of a worker
+    replay             recorded passes replayed on threads of unequal speeds, for ten laptops and servers
     tables             write the tables of README.md and docs/ from the committed records, or check them
     synthetic          write a GGUF file with the shapes of a published model and random values
 
@@ -30,7 +31,7 @@ import sys
 COMMANDS = {"compare": "compare", "images": "images", "outputs": "outputs", "vision": "vision", "serving": "serving",
             "pool": "pool", "masks": "masks", "kernels": "kernel_rates", "search": "search", "contexts": "contexts",
             "turns": "turns", "low-bits": "low_bits", "half-memory": "half_memory", "success": "success",
-            "tables": "tables", "synthetic": "synthetic"}
+            "replay": "replay", "tables": "tables", "synthetic": "synthetic"}
 
 
 def write_bytecode() -> None:

@@ -108,15 +108,16 @@ class Recorder:
 
         self.weights[kind] = {"name": name_of(str(path)), "path": Path(path).name, "sha256": hashed(str(path))}
 
-    def write(self, path: str | None, **weights: str) -> None:
-        """Write the record to a file, with these kinds and paths of weights. ``path`` None: no record is wanted."""
-        if path is None:
-            return
-        for kind, file in weights.items():
+    def write(self, path: str | None, **weights: str) -> dict[str, Any]:
+        """Write the record to a file, with these kinds and paths of weights, and return it. ``path`` None: no file is
+        wanted."""
+        for kind, file in weights.items() if path else ():
             self.add_weights(kind, file)
-        write(build(self.benchmark, self.threads, self.options, self.turns, weights=self.weights,
-                    versions=self.versions, agreement={}, summary=report.summary(self.turns),
-                    failures=self.failures), path)
+        found = build(self.benchmark, self.threads, self.options, self.turns, weights=self.weights,
+                      versions=self.versions, agreement={}, summary=report.summary(self.turns), failures=self.failures)
+        if path:
+            write(found, path)
+        return found
 
 
 def write(record: dict[str, Any], path: str) -> None:
