@@ -67,7 +67,8 @@ typedef enum kind { EACH, SPLIT, LOOP, BARRIER } kind; /* replay.py has the same
 typedef struct segment {
     double seconds, bytes; /* of one thread of speed 1; weights read from memory */
     int64_t units, least;
-    int64_t kind; /* EACH: every thread does all of it */
+    int64_t kind;   /* EACH: every thread does all of it */
+    int64_t panels; /* of a product's weights: a range has those that begin in it; 0: any part of a unit is possible */
 } segment;
 
 typedef struct machine {
@@ -130,6 +131,9 @@ static void next_work(const segment *segments, int count, runner *r) {
             if (!mp_team_next(&r->thread, &r->loop))
                 continue;
             share = (double)(r->loop.end - r->loop.begin) / (double)s->units;
+            if (s->panels)
+                share = (ceil((double)s->panels * (double)r->loop.end / (double)s->units) -
+                         ceil((double)s->panels * (double)r->loop.begin / (double)s->units)) / (double)s->panels;
         } else if (s->kind == SPLIT) {
             mp_team_split(&r->thread, s->units, 1, &begin, &end);
             share = (double)(end - begin) / (double)(s->units ? s->units : 1);

@@ -39,7 +39,7 @@ from .kernel_rates import test_builder
 from .options import add_json, found_here, parser_of, path_of
 
 ROOT = Path(__file__).resolve().parent.parent
-WRAPPED = ("mp_lease_run", "mp_team_barrier", "mp_team_split", "mp_team_next")
+WRAPPED = ("mp_lease_run", "mp_team_barrier", "mp_team_split", "mp_team_next", "mp_gemm")
 EVENT = np.dtype([("ns", "<i8"), ("units", "<i8"), ("least", "<i8"), ("kind", "<i8")])  # as in trace.c
 BEGIN, STARTED, DONE, SPLITS, ARRIVE, LEAVE, END = range(7)
 EACH, SPLIT, LOOP, BARRIER = range(4)  # kinds of segments, as in replay.c
@@ -88,7 +88,7 @@ class Segment(ctypes.Structure):
     """As in replay.c."""
 
     _fields_ = (("seconds", ctypes.c_double), ("bytes", ctypes.c_double), ("units", ctypes.c_int64),
-                ("least", ctypes.c_int64), ("kind", ctypes.c_int64))
+                ("least", ctypes.c_int64), ("kind", ctypes.c_int64), ("panels", ctypes.c_int64))
 
 
 class Threads(ctypes.Structure):
@@ -104,7 +104,7 @@ class Pass:
     """Passes of one thread.
 
     Attributes:
-        segments: kind, units, least units of a range, and seconds of each segment.
+        segments: kind, units, least units of a range, panels and seconds of each segment (see replay.c).
         outside: seconds between two passes.
         rows: rows of a pass.
         layers: layers of the model.
@@ -112,7 +112,7 @@ class Pass:
         parameters: parameters of the model.
     """
 
-    segments: tuple[tuple[int, int, int, float], ...]
+    segments: tuple[tuple[int, int, int, int, float], ...]
     outside: float
     rows: int
     layers: int
@@ -122,15 +122,15 @@ class Pass:
     @property
     def work(self) -> float:
         """Seconds of one thread, without barriers."""
-        return sum(segment[3] for segment in self.segments) + self.outside
+        return sum(segment[-1] for segment in self.segments) + self.outside
 
     def array(self, larger: float = 1.0) -> ctypes.Array[Segment]:
         """Return the segments for replay.c. ``larger``: of a model with that many times more weights in each layer."""
         loops = sum(seconds for kind, *_, seconds in self.segments if kind == LOOP) or 1.0
         return (Segment * len(self.segments))(*(
             Segment(seconds * larger, self.weights * larger * seconds / loops if kind == LOOP else 0.0,
-                    int(units * larger) if least > 1 else units, least, kind)
-            for kind, units, least, seconds in self.segments))
+                    int(units * larger) if least > 1 else units, least, kind, panels)
+            for kind, units, least, panels, seconds in self.segments))
 
 
 # ---- the core's rules, compiled ----
@@ -250,26 +250,26 @@ def read(events: NDArray[np.void], facts: dict[str, Any], decode: bool) -> Pass:
     Raises:
         ValueError: there is no such pass.
     """
-    kinds: dict[tuple[tuple[int, int, int], ...], list[list[float]]] = {}
+    kinds: dict[tuple[tuple[int, int, int, int], ...], list[list[float]]] = {}
     outside = []
     begins, ends = (np.flatnonzero(events["kind"] == kind).tolist() for kind in (BEGIN, END))
     for first, last in zip(begins, ends):
-        shape, seconds, since, segment = list[tuple[int, int, int]](), list[float](), 0, (EACH, 0, 1)
+        shape, seconds, since, segment = list[tuple[int, int, int, int]](), list[float](), 0, (EACH, 0, 1)
         for ns, units, least, kind in events[first:last + 1].tolist():
             if kind not in (BEGIN, LEAVE):
-                shape.append(segment)
+                shape.append((*segment, least if kind == DONE else 0))
                 seconds.append((ns - since) / 1e9)
             since = ns
             segment = (LOOP, units, least) if kind == STARTED else (SPLIT, units, 1) if kind == SPLITS else (EACH, 0, 1)
             if kind == ARRIVE:
-                shape.append((BARRIER, 0, 1))
+                shape.append((BARRIER, 0, 1, 0))
                 seconds.append(0.0)
         kinds.setdefault(tuple(shape), []).append(seconds)
         if first:
             outside.append((int(events["ns"][first]) - int(events["ns"][first - 1])) / 1e9)
 
-    def rows_of(shape: tuple[tuple[int, int, int], ...]) -> int:  # a pass first splits its rows
-        return next((units for kind, units, _ in shape if kind == SPLIT), 0)
+    def rows_of(shape: tuple[tuple[int, int, int, int], ...]) -> int:  # a pass first splits its rows
+        return next((units for kind, units, *_ in shape if kind == SPLIT), 0)
 
     wanted = 1 if decode else max(map(rows_of, kinds), default=0)
     found = max((item for item in kinds.items() if rows_of(item[0]) == wanted), key=lambda item: len(item[1]),
@@ -300,17 +300,17 @@ def measured(recorder: record.Recorder, model: str, folder: Path, turns: int) ->
 
 
 def kept(passes: dict[str, Pass]) -> dict[str, Any]:
-    """Return the passes as a record keeps them: "kind units least nanoseconds" of each segment, in one line."""
-    return {name: {**vars(what), "segments": ", ".join(f"{kind} {units} {least} {seconds * 1e9:.0f}"
-                                                       for kind, units, least, seconds in what.segments)}
+    """Return the passes as a record keeps them: "kind units least panels nanoseconds" of each segment, in one line."""
+    return {name: {**vars(what), "segments": ", ".join(f"{kind} {units} {least} {panels} {seconds * 1e9:.0f}"
+                                                       for kind, units, least, panels, seconds in what.segments)}
             for name, what in passes.items()}
 
 
 def loaded(found: dict[str, Any]) -> dict[str, Pass]:
     """Return the passes of a record."""
     return {name: Pass(**{**fields, "segments": tuple(
-        (int(kind), int(units), int(least), int(ns) / 1e9)
-        for kind, units, least, ns in (part.split() for part in fields["segments"].split(", ")))})
+        (int(kind), int(units), int(least), int(panels), int(ns) / 1e9)
+        for kind, units, least, panels, ns in (part.split() for part in fields["segments"].split(", ")))})
             for name, fields in found["options"]["passes"].items()}
 
 

@@ -10,13 +10,15 @@
 #include <time.h>
 
 #include "base/team.h"
+#include "kernels/kernels.h"
 
 enum { EVENTS = 1 << 22 };
 
 typedef enum kind { BEGIN, LOOP, DONE, SPLIT, ARRIVE, LEAVE, END } kind; /* replay.py has the same numbers */
 
 typedef struct event {
-    int64_t ns, units, least; /* LOOP, SPLIT: number of units; LOOP: units of the smallest range */
+    int64_t ns, units, least; /* LOOP, SPLIT: number of units; LOOP: units of the smallest range; DONE: `least` is the
+                               * number of panels of weights, if the loop was a product */
     int64_t kind;
 } event;
 
@@ -28,6 +30,10 @@ void __real_mp_team_barrier(const mp_team_thread *thread);
 void __wrap_mp_team_barrier(const mp_team_thread *thread);
 void __real_mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64_t *begin, int64_t *end);
 void __wrap_mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64_t *begin, int64_t *end);
+void __real_mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                    float *y, int64_t ldy);
+void __wrap_mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                    float *y, int64_t ldy);
 bool __real_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop);
 bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop);
 
@@ -35,6 +41,7 @@ static event *events;
 static int count;
 static double slow;
 static _Thread_local bool recording;
+static _Thread_local int64_t panels; /* of the present loop */
 static _Thread_local int64_t began_ns; /* the present range of a slowed thread; 0: none */
 
 static int64_t now(void) {
@@ -87,7 +94,8 @@ void __wrap_mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain
 
 bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
     if (recording) {
-        note(loop->number ? DONE : LOOP, loop->n - (loop->starts ? loop->starts[0] : 0), loop->least);
+        note(loop->number ? DONE : LOOP, loop->n, loop->number ? panels : loop->least);
+        panels = 0;
         return __real_mp_team_next(thread, loop);
     }
     if (slow > 0 && thread->index == 1 && began_ns) {
@@ -98,4 +106,10 @@ bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
     const bool taken = __real_mp_team_next(thread, loop);
     began_ns = slow > 0 && taken ? now() : 0;
     return taken;
+}
+
+void __wrap_mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                    float *y, int64_t ldy) {
+    panels += panel1 - panel0;
+    __real_mp_gemm(w, x, m0, m1, panel0, panel1, ep, y, ldy);
 }

@@ -465,7 +465,7 @@ static bool take_range(const mp_team_thread *thread, mp_team_loop *loop, int ind
         const int64_t back = older ? 0 : (int64_t)(word >> RANGE_BITS & MOST_RANGES), left = ranges - front - back;
         if (left <= 0)
             return false;
-        take = left / 4 > 1 ? left / 4 : 1;
+        take = left / 8 > 1 ? left / 8 : 1;
         const bool own = index == thread->index;
         first = own ? front : ranges - back - take;
         next = (uint64_t)loop->number << 2 * RANGE_BITS | (uint64_t)(own ? back : back + take) << RANGE_BITS |

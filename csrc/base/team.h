@@ -95,7 +95,7 @@ void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64
 /* A loop over units of work that the threads of a region share, as one thread sees it. */
 typedef struct mp_team_loop {
     int64_t n;         /* number of units */
-    int64_t least;     /* units of the smallest range (>= 1): work of 20 us or more */
+    int64_t least;     /* units of the smallest range (>= 1): work of 10 us or more */
     const int *starts; /* [count + 1] first unit of each thread's share, ascending to n; NULL: equal shares of [0, n) */
     int64_t begin, end; /* the present range */
     uint32_t number;    /* private: number of the loop in its region */

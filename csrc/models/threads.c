@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include "base/topology.h"
+
 enum {
     PLANS = 64,       /* plans after which a round is given up: its passes differ too much */
     PAUSE = 64,       /* passes until the next round, once neither direction is faster */
@@ -40,6 +42,26 @@ int mp_threads_learned(int class) {
 void mp_threads_set_learned(int class, int threads) {
     if (class < MP_LEARNED_CLASSES)
         atomic_store_explicit(&learned[class], bounded(threads, 0), memory_order_relaxed);
+}
+
+/* ---- fast cores -------------------------------------------------------------------------------------------------- */
+
+static _Atomic int fast_cores = -1; /* -1: not read yet */
+
+void mp_threads_set_fast(int cores) { atomic_store_explicit(&fast_cores, cores, memory_order_relaxed); }
+
+/* Returns the number of cores of the fastest class; 0: all cores are of one class, or not known. */
+static int fast_threads(void) {
+    int cores = atomic_load_explicit(&fast_cores, memory_order_relaxed);
+    if (cores >= 0)
+        return cores;
+    static _Thread_local mp_topology topology;
+    mp_error error;
+    cores = mp_topology_read(&topology, &error) == MP_OK && topology.cores.class_count > 1
+                ? topology.cores.classes[0].core_count
+                : 0;
+    mp_threads_set_fast(cores);
+    return cores;
 }
 
 /* ---- the tuner --------------------------------------------------------------------------------------------------- */
@@ -85,9 +107,14 @@ int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
 }
 
 /* Returns the number to compare with `threads`: the next power of two, or 1.5 times one, that differs by at least a
- * fifth. Matrices can be split evenly into that number of parts, and smaller steps seem to gain nothing. */
+ * fifth. Matrices can be split evenly into that number of parts, and smaller steps seem to gain nothing. Below a number
+ * that needs slower cores, too, it is that of the fast cores: as long as one slower core is left, the fast ones wait
+ * for it, so the numbers between seem no better. */
 static int neighbour(int threads, bool up, int least) {
     int found = least;
+    const int fast = up ? 0 : fast_threads();
+    if (fast >= least && threads > fast)
+        return fast;
     for (int n = 2; n <= MP_THREADS_MAX; n = n & (n - 1) ? n / 3 * 4 : n / 2 * 3) {
         if (up && 4 * n >= 5 * threads)
             return n;

@@ -36,6 +36,10 @@ int mp_threads_learned(int class);
 /* Sets that number; 0: not known. Tuners that have begun ignore it. Thread-safe. */
 void mp_threads_set_learned(int class, int threads);
 
+/* Sets the number of fast cores, if there are slower ones, which a tuner tries first; 0: all cores are equal. Without a
+ * call, the first tuner that needs it reads it (base/cores.h). Thread-safe. */
+void mp_threads_set_fast(int cores);
+
 typedef struct mp_tuned { /* the measurements of one class of passes */
     double factor;        /* threads in use / mp_threads_worth; 0: none planned yet */
     bool up, failed;      /* direction of the current round; true if the other direction was not faster */

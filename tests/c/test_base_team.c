@@ -363,6 +363,29 @@ MP_TEST(base_team_next_does_not_wait_for_a_late_thread) {
     }
 }
 
+static void find_largest(const mp_team_thread *thread, void *arg) {
+    _Atomic int64_t *largest = arg;
+    mp_team_loop loop = mp_team_shared(UNITS, 1);
+    while (mp_team_next(thread, &loop))
+        for (int64_t at = atomic_load(largest); loop.end - loop.begin > at;)
+            if (atomic_compare_exchange_strong(largest, &at, loop.end - loop.begin))
+                break;
+}
+
+/* No range is more than an eighth of a share: a thread of a third of the others' speed would end its share too late. */
+MP_TEST(base_team_next_takes_small_ranges) {
+    for (int threads = 2; threads <= MAX; threads++) {
+        mp_team *team = make_team(threads - 1, "20");
+        mp_lease lease;
+        _Atomic int64_t largest = 0;
+        mp_team_lease(team, threads, &lease);
+        mp_lease_run(&lease, find_largest, &largest);
+        MP_CHECK(largest > 0 && largest <= (UNITS / threads + 1) / 8);
+        mp_team_return(&lease);
+        mp_team_destroy(team);
+    }
+}
+
 static mp_status team_life(void *arg, mp_error *error) {
     (void)arg;
     mp_team *team;

@@ -47,6 +47,7 @@ static int best_threads(const machine *m, int64_t rows) {
 }
 
 static mp_thread_tuner new_tuner(void) {
+    mp_threads_set_fast(0);
     for (int i = 0; i < MP_LEARNED_CLASSES; i++)
         mp_threads_set_learned(i, 0);
     return (mp_thread_tuner){0};
@@ -172,6 +173,24 @@ MP_TEST(models_threads_tuner_finds_what_saturates_memory) {
         MP_CHECK(pass_ns(&m, used, 1) < 1.02 * pass_ns(&m, best_threads(&m, 1), 1));
         MP_CHECK_INT(run_passes(&tuner, &m, &random, 80, 64), m.cpus);
     }
+}
+
+/* Six fast cores and eight slow ones, as `python -m benchmarks replay` gives them: one slow core costs more than each
+ * further one gains, so neither 14 nor 12 threads show that six are fastest. */
+MP_TEST(models_threads_tuner_tries_the_fast_cores_alone) {
+    static const int rates[] = {0, 52, 101, 146, 170, 180, 192, 139, 141, 148, 148, 150, 155, 157, 172};
+    for (int fast = 0; fast <= 6; fast += 6) {
+        mp_thread_tuner tuner = new_tuner();
+        int used = 0;
+        mp_threads_set_fast(fast);
+        for (int i = 0; i < 200; i++) {
+            const int planned = mp_tuner_plan(&tuner, 40, 1), threads = planned < 14 ? planned : 14;
+            mp_tuner_note(&tuner, threads, 14, 1, 1000000000u / (uint64_t)rates[threads]);
+            used = tuner.classes[0].wait > 0 ? threads : used;
+        }
+        MP_CHECK_INT(used, fast ? 6 : 14);
+    }
+    mp_threads_set_fast(0);
 }
 
 /* With 2 or 3 CPUs, no pass has fewer threads. */

@@ -204,3 +204,25 @@ MP_TEST(models_wavefront_ends_early_for_others) {
         tiny_unload(&tiny);
     }
 }
+
+/* The allocator may leave a thread without a CPU out of long steps, too, if they have too many threads for a wavefront
+ * and no other request waits. */
+MP_TEST(models_wavefront_or_fewer_threads) {
+    static const tiny_kind kind = {.arch = "llama"};
+    static const int threads[] = {0, 2, 4, 5, 64};
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec(&kind, false), MP_COMPUTE_F32, 1);
+    atomic_store(&((mp_decoder *)tiny.model)->row_ns, 1);
+    for (int i = 0; i < 5; i++) {
+        tiny_job job;
+        mp_plan plan = {.alone_threads = threads[i]};
+        mp_item *items[] = {&job.item};
+        make_job(&tiny, &job, false, 0);
+        tiny.engine->ops->plan(tiny.engine, items, 1, 1000000000, &plan);
+        MP_CHECK(plan.amount[0] > 2 * MP_WAVE_ROWS);
+        MP_CHECK_INT(plan.barrier_bound, threads[i] > MP_WAVE_THREADS);
+        tiny_job_finish(&tiny, &job);
+        mp_request_destroy(&job.call->base);
+    }
+    tiny_unload(&tiny);
+}

@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 
 #include "models/decoder/engine.h"
+#include "models/decoder/pass.h"
 
 enum {
     MIN_ROWS = 16,     /* minimum prefill rows, however little time is left */
@@ -207,5 +208,7 @@ void mp_decoder_plan_step(mp_engine *base, mp_item **items, int n, uint64_t budg
         engine->span.item = NULL;
     if (engine->span.item)
         plan_span(engine, row_ns, most, plan);
-    plan->barrier_bound = planned < LONG_ROWS && !engine->span.item && !engine->image_part.item;
+    /* a long pass on few threads is a wavefront, which a thread without a CPU does not hold up */
+    plan->barrier_bound = (planned < LONG_ROWS || plan->alone_threads > MP_WAVE_THREADS) && !engine->span.item &&
+                          !engine->image_part.item;
 }

@@ -4,8 +4,8 @@
 
 /* ---- matrices that may be unpacked ------------------------------------------------------------------------------- */
 
-/* Packs one panel into scratch, as a matrix of one panel, and computes with it. */
-static void gemm_through_scratch(const mp_panels *panels, const mp_wmat *w, const mp_acts *x, int panel,
+/* Packs one panel into scratch, as a matrix of one panel, and computes rows [m0, m1) with it. */
+static void gemm_through_scratch(const mp_panels *panels, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel,
                                  const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
     int32_t n0 = panel * MP_PANEL_N, left = w->N - n0, n = left < MP_PANEL_N ? left : MP_PANEL_N;
     mp_tensor rows = panels->source;
@@ -22,7 +22,7 @@ static void gemm_through_scratch(const mp_panels *panels, const mp_wmat *w, cons
         end.bias += n0;
     if (end.residual)
         end.residual += n0;
-    mp_gemm(&one, x, 0, x->M, 0, 1, &end, y + n0, ldy);
+    mp_gemm(&one, x, m0, m1, 0, 1, &end, y + n0, ldy);
 }
 
 /* Returns the end of the outputs of the panels before panel1. */
@@ -35,7 +35,7 @@ static void gemm_unpacked(const mp_panels *panels, const mp_wmat *w, const mp_ac
                        (float *)(void *)scratch, y, ldy))
         return;
     for (int p = panel0; p < panel1; p++)
-        gemm_through_scratch(panels, w, x, p, ep, y, ldy, scratch);
+        gemm_through_scratch(panels, w, x, 0, x->M, p, ep, y, ldy, scratch);
 }
 
 /* Packs a panel permanently if there is time and no other thread packs it. Returns true if it did; the caller then
@@ -130,25 +130,54 @@ static bool linear_prepare(const mp_linear *linear, const float *x, int64_t ldx,
     return shared;
 }
 
-/* Returns the bytes of weights in the smallest range of a product of M rows: at least a panel, and as many as a thread
- * reads in about 20 us or multiplies in 50. */
-static int64_t least_bytes(const mp_linear *linear, int M) {
-    const int64_t least = (512 << 10) / (1 + M / 8), panel = (int64_t)linear->w[0].panel_bytes;
-    return least > panel ? least : panel;
+/* Returns the rows of the parts into which threads divide the product of a panel, if it has many rows: a matrix has few
+ * panels for a dozen threads, and a slow thread that takes the last one lets the others wait. No kernel's tile is cut,
+ * nor one of mp_gemm_acts. The bits of a fast library may depend on the rows: all rows then. */
+static int part_rows(const mp_linear *linear, const mp_team_thread *thread, int M) {
+    enum { TILES = 48, MOST_PARTS = 4 };
+    for (int p = 0; p < linear->parts; p++)
+        if (linear->panels[p] && linear->panels[p]->store->fast)
+            return M;
+    return thread->count == 1 ? M : ((M + MOST_PARTS - 1) / MOST_PARTS + TILES - 1) / TILES * TILES;
 }
 
-/* Computes the panels of all parts whose first byte is in [begin, end) of the bytes of all parts. */
-static void multiply_range(const mp_linear *linear, uint64_t begin, uint64_t end, const mp_acts *acts, int M,
+static int parts_of(int M, int each) { return M > each ? (M + each - 1) / each : 1; }
+
+/* Returns the bytes of weights in the smallest range of a product of M rows, whose panels have `parts` parts: at least
+ * a part, and as many as a thread reads in about 20 us or multiplies in 25. */
+static int64_t least_bytes(const mp_linear *linear, int M, int parts) {
+    const int64_t least = (512 << 10) / (1 + M / 8) / (parts > 1 ? 2 : 1);
+    const int64_t part = (int64_t)linear->w[0].panel_bytes / parts;
+    return least > part ? least : part;
+}
+
+/* Multiplies rows [m0, m1) by one panel. */
+static void multiply_rows(mp_panels *panels, const mp_wmat *w, const mp_acts *acts, int m0, int m1, int panel,
+                          uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
+    if (!panels || mp_panel_is_packed(panels, 0, panel)) {
+        mp_gemm(w, acts, m0, m1, panel, panel + 1, ep, y, ldy);
+    } else if (keep_panel(panels, w, panel)) {
+        mp_gemm(w, acts, m0, m1, panel, panel + 1, ep, y, ldy);
+        mp_panel_publish(panels, 0, panel);
+    } else {
+        gemm_through_scratch(panels, w, acts, m0, m1, panel, ep, y, ldy, panel_scratch);
+    }
+}
+
+/* Computes the parts of panels, of `each` rows, whose first byte is in [begin, end) of the bytes of all matrices. The
+ * bytes of a panel are divided among its parts. */
+static void multiply_range(const mp_linear *linear, uint64_t begin, uint64_t end, const mp_acts *acts, int M, int each,
                            uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
+    const uint64_t parts = (uint64_t)parts_of(M, each);
     uint64_t at = 0;
     for (int p = 0; p < linear->parts; p++) {
         const mp_wmat *w = &linear->w[p];
-        uint64_t size = w->panel_bytes;
-        uint64_t from = begin <= at ? 0 : (begin - at + size - 1) / size;
-        uint64_t to = end <= at ? 0 : (end - at + size - 1) / size;
+        const uint64_t size = w->panel_bytes, all = (uint64_t)w->panels * parts;
+        uint64_t from = begin <= at ? 0 : ((begin - at) * parts + size - 1) / size;
+        uint64_t to = end <= at ? 0 : ((end - at) * parts + size - 1) / size;
         at += (uint64_t)w->panels * size;
-        if (to > (uint64_t)w->panels)
-            to = (uint64_t)w->panels;
+        if (to > all)
+            to = all;
         if (from >= to)
             continue;
         mp_epilogue part = ep ? *ep : (mp_epilogue){0};
@@ -156,22 +185,33 @@ static void multiply_range(const mp_linear *linear, uint64_t begin, uint64_t end
         if (part.residual)
             part.residual += linear->column[p];
         mp_panels *panels = linear->panels[p];
-        if (panels && mp_panels_left(panels, 0))
-            mp_panels_gemm(panels, w, &acts[p], (int)from, (int)to, &part, y + linear->column[p], ldy, panel_scratch);
-        else
-            mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
+        for (uint64_t past; from < to; from = past) {
+            const int panel = (int)(from / parts), first = (int)(from % parts);
+            const bool whole = first == 0 && to - from >= parts;
+            past = whole ? to - to % parts : to < (from / parts + 1) * parts ? to : (from / parts + 1) * parts;
+            const int m1 = (int)(past - from + (uint64_t)first) * each;
+            if (!whole)
+                multiply_rows(panels, w, &acts[p], first * each, m1 < M ? m1 : M, panel, panel_scratch, &part,
+                              y + linear->column[p], ldy);
+            else if (panels && mp_panels_left(panels, 0))
+                mp_panels_gemm(panels, w, &acts[p], panel, (int)(past / parts), &part, y + linear->column[p], ldy,
+                               panel_scratch);
+            else
+                mp_gemm(w, &acts[p], 0, M, panel, (int)(past / parts), &part, y + linear->column[p], ldy);
+        }
     }
 }
 
-/* Computes the panels that the thread takes. */
+/* Computes the parts of panels that the thread takes. */
 static void linear_multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
                             uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
     uint64_t total = 0;
     for (int p = 0; p < linear->parts; p++)
         total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
-    mp_team_loop loop = mp_team_shared((int64_t)total, least_bytes(linear, M));
+    const int each = part_rows(linear, thread, M);
+    mp_team_loop loop = mp_team_shared((int64_t)total, least_bytes(linear, M, parts_of(M, each)));
     while (mp_team_next(thread, &loop))
-        multiply_range(linear, (uint64_t)loop.begin, (uint64_t)loop.end, acts, M, panel_scratch, ep, y, ldy);
+        multiply_range(linear, (uint64_t)loop.begin, (uint64_t)loop.end, acts, M, each, panel_scratch, ep, y, ldy);
 }
 
 void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
@@ -274,8 +314,16 @@ void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_tea
         parts[i] = (mp_gemm_part){.w = &linear->w[i],
                                   .x = &acts[i],
                                   .bias = linear->bias ? linear->bias + linear->column[i] : NULL};
-    const int64_t panel_bytes = (int64_t)linear->w[0].panel_bytes;
-    mp_team_loop loop = mp_team_shared(linear->w[0].panels, least_bytes(linear, M) / panel_bytes);
+    const int each = part_rows(linear, thread, M), rows = parts_of(M, each);
+    const int64_t least = least_bytes(linear, M, rows) * rows / (int64_t)linear->w[0].panel_bytes;
+    mp_team_loop loop = mp_team_shared((int64_t)linear->w[0].panels * rows, least);
     while (mp_team_next(thread, &loop))
-        mp_gemm_acts(parts, linear->parts, act, 0, M, (int)loop.begin, (int)loop.end, &out);
+        for (int64_t from = loop.begin, past; from < loop.end; from = past) {
+            const int64_t panel = from / rows, first = from % rows, next = (panel + 1) * rows;
+            const bool whole = first == 0 && loop.end >= next;
+            past = whole ? loop.end - loop.end % rows : loop.end < next ? loop.end : next;
+            const int64_t m1 = whole ? M : (first + past - from) * each;
+            mp_gemm_acts(parts, linear->parts, act, (int)first * each, (int)(m1 < M ? m1 : M), (int)panel,
+                         (int)(whole ? past / rows : panel + 1), &out);
+        }
 }
