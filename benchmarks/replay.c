@@ -40,10 +40,12 @@ EXPORT int replay_machine(int index, char *name, size_t size, double *classes) {
     return cores.class_count;
 }
 
-/* Returns the number of threads in use after `passes` passes of one row. seconds: [most + 1] time of a pass by number of
- * threads. `noise`: [passes] factors of the times. */
-EXPORT int replay_tuned(int worth, int most, const double *seconds, const double *noise, int passes) {
+/* Returns the number of threads in use after `passes` passes of one row. fast: cores of the fastest class, if there are
+ * others. seconds: [most + 1] time of a pass by number of threads. `noise`: [passes] factors of the times. */
+EXPORT int replay_tuned(int worth, int most, int fast, const double *seconds, const double *noise, int passes) {
     mp_thread_tuner *tuner = calloc(1, sizeof *tuner);
+    mp_threads_set_fast(fast);
+    mp_threads_set_learned(0, 0);
     for (int i = 0; i < passes; i++) {
         int threads = mp_tuner_plan(tuner, worth, 1);
         threads = threads < most ? threads : most;

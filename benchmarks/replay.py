@@ -1,17 +1,18 @@
 """``python -m benchmarks replay [MODEL]``: replay recorded passes on threads of unequal speeds, in virtual time.
 
 Measured, if a MODEL is named (GGUF, dense; ``--json`` keeps it): the work of one compute thread between its barriers,
-for a prompt and for decode (``trace.c``); and rates with one thread, with two, and with two of which the second is slowed
-to a half and to a third. The first table compares these rates with the replay. Without a MODEL, the passes come from a
-record.
+for a prompt and for decode (``trace.c``), and rates with one thread, with two, and with two of which the second is
+slowed to a half and to a third. The first table compares these rates with the replay. Without a MODEL, the passes come
+from a record.
 
-Taken from the core, as compiled code (``replay.c``): how threads claim ranges, the wavefront, the number of threads
-that the tuner settles on (times of passes vary by 3 %), and which cores of faked machines get threads.
+Taken from the core, as compiled code (``replay.c``): how threads claim ranges, the wavefront, the number of threads on
+which the tuner settles (times of passes vary by 3 %), and which cores of faked machines get threads.
 
-Assumed: the speed of a core is its clock times the int8 operations per cycle of its vector units (``MACHINES``), at the
-highest clock, with the share of the peak that this machine reaches. It reads weights in proportion to that speed, and
-all cores together at 80 % of the memory's rate. Only decode is limited by memory. A barrier takes 50 ns and 60 ns for
-each thread. The system puts threads on the fastest free cores. Not modelled: heat, time to wake a thread, caches.
+Assumed: the speed of a core is its highest clock times the int8 operations per cycle of its vector units
+(``MACHINES``), with the share of that peak which this machine reaches. It reads weights in proportion to that speed,
+and all cores together read at 80 % of the memory's rate. Only decode is limited by memory. A barrier takes 50 ns and 60
+ns for each thread. The system puts threads on the fastest free cores. Not modelled: heat, the time to wake a thread,
+caches. Larger models are the recorded one with larger layers.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ from .options import add_json, found_here, parser_of, path_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WRAPPED = ("mp_lease_run", "mp_team_barrier", "mp_team_split", "mp_team_next", "mp_gemm")
-EVENT = np.dtype([("ns", "<i8"), ("units", "<i8"), ("least", "<i8"), ("kind", "<i8")])  # as in trace.c
+#: As in trace.c, like the numbers of the kinds of events. The kinds of segments are those of replay.c.
+EVENT = np.dtype([("ns", "<i8"), ("units", "<i8"), ("least", "<i8"), ("kind", "<i8")])
 BEGIN, STARTED, DONE, SPLITS, ARRIVE, LEAVE, END = range(7)
-EACH, SPLIT, LOOP, BARRIER = range(4)  # kinds of segments, as in replay.c
+EACH, SPLIT, LOOP, BARRIER = range(4)
 BARRIER_S, EACH_S, SLICE_S = 50e-9, 60e-9, 4e-3
-#: Machine of tests/c/fake_machines.h -> int8 operations per ns of a core of each class at its highest clock, and GB/s of
-#: the memory (width of the bus times transfers). Operations per cycle: 128 with two 256-bit or four 128-bit units, 64
-#: with two 128-bit ones.
+#: Machine of tests/c/fake_machines.h -> int8 operations per ns of a core of each class at its highest clock, and GB/s
+#: of the memory (width of the bus times transfers). Operations per cycle: 128 with two 256-bit or four 128-bit units,
+#: 64 with two 128-bit ones.
 MACHINES: dict[str, tuple[tuple[float, ...], float]] = {
     "Core i5-1240P": ((128 * 4.4, 64 * 3.3), 76.8),  # LPDDR5-4800
     "Core i7-13700H": ((128 * 5.0, 64 * 3.7), 102.4),  # LPDDR5-6400
@@ -104,7 +106,7 @@ class Pass:
     """Passes of one thread.
 
     Attributes:
-        segments: kind, units, least units of a range, panels and seconds of each segment (see replay.c).
+        segments: kind, units, least units of a range, rows and panels of a product, and seconds of each segment.
         outside: seconds between two passes.
         rows: rows of a pass.
         layers: layers of the model.
@@ -112,7 +114,7 @@ class Pass:
         parameters: parameters of the model.
     """
 
-    segments: tuple[tuple[int, int, int, int, float], ...]
+    segments: tuple[tuple[int, int, int, int, int, float], ...]
     outside: float
     rows: int
     layers: int
@@ -127,10 +129,34 @@ class Pass:
     def array(self, larger: float = 1.0) -> ctypes.Array[Segment]:
         """Return the segments for replay.c. ``larger``: of a model with that many times more weights in each layer."""
         loops = sum(seconds for kind, *_, seconds in self.segments if kind == LOOP) or 1.0
-        return (Segment * len(self.segments))(*(
-            Segment(seconds * larger, self.weights * larger * seconds / loops if kind == LOOP else 0.0,
-                    int(units * larger) if least > 1 else units, least, kind, panels)
-            for kind, units, least, panels, seconds in self.segments))
+        found = (Segment * len(self.segments))()
+        for to, (kind, units, least, rows, panels, seconds) in zip(found, self.segments):
+            if kind == LOOP:
+                units, least, panels = divided(units, least, rows, panels, larger)
+            to.seconds, to.bytes = seconds * larger, self.weights * larger * seconds / loops if kind == LOOP else 0.0
+            to.units, to.least, to.kind, to.panels = units, least, kind, panels
+        return found
+
+
+def divided(units: int, least: int, rows: int, panels: int, larger: float) -> tuple[int, int, int]:
+    """Return units, least units of a range, and parts of panels, of a recorded loop as several threads divide it.
+
+    One thread records panels without parts. The rule is that of csrc/models/nn/linear.c (`part_rows`, `least_bytes`).
+
+    Args:
+        larger: see :meth:`Pass.array`; heads, inputs and outputs grow with its square root.
+    """
+    side = larger ** 0.5
+    if not panels:  # attention
+        return round(units * side), least, 0
+    each = -(-max(1, -(-rows // 4)) // 48) * 48
+    parts = max(1, -(-rows // each))
+    if units <= panels:  # units are panels (mp_linear_into)
+        units = round(units * side) * parts
+        return units, max(1, round(least * parts / 2 / side)), units
+    units, panels = round(units * larger), round(panels * side)
+    aim = (512 << 10) // (1 + rows // 8) // (2 if parts > 1 else 1)
+    return units, max(aim, units // panels // parts), panels * parts
 
 
 # ---- the core's rules, compiled ----
@@ -198,14 +224,21 @@ class Replay:
                 found.append(self.rules.replay_barriers(segments, len(segments), ctypes.byref(threads)))
         return statistics.mean(found) + what.outside / speeds[0]
 
-    def tuned(self, what: Pass, seconds: Sequence[float], larger: float = 1.0) -> int:
-        """Return the number of threads that the tuner settles on. ``seconds``: of a pass with 1, 2, 3, ... threads."""
+    def tuned(self, what: Pass, fast: int, seconds: Sequence[float], larger: float = 1.0) -> int:
+        """Return the number of threads that the tuner settles on.
+
+        Args:
+            what: the pass.
+            fast: cores of the fastest class; 0: all are equal.
+            seconds: of a pass with 1, 2, 3, ... threads.
+            larger: see :meth:`Pass.array`.
+        """
         barriers = sum(kind == BARRIER for kind, *_ in what.segments)
         worth = self.rules.replay_worth(what.weights * larger, what.parameters * larger, 1, barriers)
         chance, count = random.Random(1), 5000
         noise = (ctypes.c_double * count)(*(chance.lognormvariate(0, 0.03) for _ in range(count)))
         times = (ctypes.c_double * (len(seconds) + 1))(0.0, *seconds)
-        return int(self.rules.replay_tuned(worth, len(seconds), times, noise, count))
+        return int(self.rules.replay_tuned(worth, len(seconds), fast, times, noise, count))
 
 
 # ---- measuring ----
@@ -250,25 +283,25 @@ def read(events: NDArray[np.void], facts: dict[str, Any], decode: bool) -> Pass:
     Raises:
         ValueError: there is no such pass.
     """
-    kinds: dict[tuple[tuple[int, int, int, int], ...], list[list[float]]] = {}
+    kinds: dict[tuple[tuple[int, ...], ...], list[list[float]]] = {}
     outside = []
     begins, ends = (np.flatnonzero(events["kind"] == kind).tolist() for kind in (BEGIN, END))
     for first, last in zip(begins, ends):
-        shape, seconds, since, segment = list[tuple[int, int, int, int]](), list[float](), 0, (EACH, 0, 1)
+        shape, seconds, since, segment = list[tuple[int, ...]](), list[float](), 0, (EACH, 0, 1)
         for ns, units, least, kind in events[first:last + 1].tolist():
             if kind not in (BEGIN, LEAVE):
-                shape.append((*segment, least if kind == DONE else 0))
+                shape.append((*segment, units, least) if kind == DONE else (*segment, 0, 0))
                 seconds.append((ns - since) / 1e9)
             since = ns
             segment = (LOOP, units, least) if kind == STARTED else (SPLIT, units, 1) if kind == SPLITS else (EACH, 0, 1)
             if kind == ARRIVE:
-                shape.append((BARRIER, 0, 1, 0))
+                shape.append((BARRIER, 0, 1, 0, 0))
                 seconds.append(0.0)
         kinds.setdefault(tuple(shape), []).append(seconds)
         if first:
             outside.append((int(events["ns"][first]) - int(events["ns"][first - 1])) / 1e9)
 
-    def rows_of(shape: tuple[tuple[int, int, int, int], ...]) -> int:  # a pass first splits its rows
+    def rows_of(shape: tuple[tuple[int, ...], ...]) -> int:  # a pass first splits its rows
         return next((units for kind, units, *_ in shape if kind == SPLIT), 0)
 
     wanted = 1 if decode else max(map(rows_of, kinds), default=0)
@@ -276,7 +309,9 @@ def read(events: NDArray[np.void], facts: dict[str, Any], decode: bool) -> Pass:
                 default=None)
     if not wanted or found is None:
         raise ValueError("the trace has no such pass")
-    segments = tuple((*part, round(one, 9)) for part, one in zip(found[0], np.median(np.array(found[1]), axis=0)))
+    middle = np.median(np.array(found[1]), axis=0).tolist()
+    segments = tuple((kind, units, least, rows, panels, round(seconds, 9))
+                     for (kind, units, least, rows, panels), seconds in zip(found[0], middle))
     return Pass(segments, statistics.median(outside) if decode else 0.0, wanted, int(facts["layers"]),
                 float(facts["weight_bytes"]) if decode else 0.0, float(facts["parameters"]))
 
@@ -300,17 +335,17 @@ def measured(recorder: record.Recorder, model: str, folder: Path, turns: int) ->
 
 
 def kept(passes: dict[str, Pass]) -> dict[str, Any]:
-    """Return the passes as a record keeps them: "kind units least panels nanoseconds" of each segment, in one line."""
-    return {name: {**vars(what), "segments": ", ".join(f"{kind} {units} {least} {panels} {seconds * 1e9:.0f}"
-                                                       for kind, units, least, panels, seconds in what.segments)}
+    """Return the passes as a record keeps them: the segments are one line of their numbers, with nanoseconds."""
+    return {name: {**vars(what), "segments": ", ".join(" ".join(map(str, part)) + f" {seconds * 1e9:.0f}"
+                                                       for *part, seconds in what.segments)}
             for name, what in passes.items()}
 
 
 def loaded(found: dict[str, Any]) -> dict[str, Pass]:
     """Return the passes of a record."""
     return {name: Pass(**{**fields, "segments": tuple(
-        (int(kind), int(units), int(least), int(panels), int(ns) / 1e9)
-        for kind, units, least, panels, ns in (part.split() for part in fields["segments"].split(", ")))})
+        (int(kind), int(units), int(least), int(rows), int(panels), int(ns) / 1e9)
+        for kind, units, least, rows, panels, ns in (part.split() for part in fields["segments"].split(", ")))})
             for name, fields in found["options"]["passes"].items()}
 
 
@@ -366,7 +401,7 @@ def on_machine(model: Replay, passes: dict[str, Pass], counts: Sequence[int], us
         range(0, count + 1, 1 if sum(counts) <= 16 else 4) for count in counts)) if sum(part)]
     best_time, best = min((model.seconds(decode, part, memory, larger=larger), part) for part in subsets)
     times = [model.seconds(decode, chosen[:n], memory, larger=larger) for n in range(1, len(chosen) + 1)]
-    settled = model.tuned(decode, times, larger)
+    settled = model.tuned(decode, counts[0] if len(counts) > 1 else 0, times, larger)
     rate = prefill(chosen)
     return {"threads": len(chosen), "prefill of all": rate / sum(every), "prefill of chosen": rate / sum(chosen),
             "prefill with all": prefill(every) / sum(every), "decode": settled, "best": len(best),
@@ -416,7 +451,7 @@ def main() -> int:
     parser.add_argument("model", type=found_here, nargs="?", default="", help="GGUF file (default: replay a record)")
     parser.add_argument("--record", type=path_of, default="", help="record to replay (default: the newest one)")
     parser.add_argument("--turns", type=int, default=5, help="turns of each workload (default: %(default)s)")
-    parser.add_argument("--larger", type=float, nargs="+", default=[1, 16],
+    parser.add_argument("--larger", type=float, nargs="+", default=[1, 6.4, 12.5],
                         help="also replay models with that many times more weights (default: %(default)s)")
     add_json(parser)
     args = parser.parse_args()
@@ -444,18 +479,19 @@ def _run(args: argparse.Namespace, folder: Path) -> int:
         print(f"{title}: {what.rows} rows, {barriers} barriers, {what.work * 1e3:.2f} ms on one thread")
     show(("workload", "threads", "measured, tokens/s", "of one thread", "replayed", "difference"),
          compared(model, passes, found))
-    header = ("prefill of the threads' sum", "of all cores' sum", "with a thread on every core",
-              "decode: threads settled, best", "of the best subset", "with all threads", "prompt, tokens/s", "decode, tokens/s")
+    header = ("prompt: share of the threads' speeds", "of all cores'", "of all cores', a thread on each",
+              "decode: threads, and of the best subset", "share of the best", "with all threads", "prompt, tokens/s",
+              "decode, tokens/s")
     for larger in args.larger:
-        print(f"\nweights times {larger:g}")
+        print(f"\n{passes['decode'].weights * larger / 1e9:.2f} GB of weights")
         show(("machine", "cores", "threads", *header), machines(model, passes, int8, larger))
         rows: list[Sequence[str]] = []
-        for slow in (0.67, 0.58, 0.5, 0.37, 0.33, 0.25):
+        for slow in (0.67, 0.58, 0.5, 0.37):
             rows.append((f"6 fast, 8 at {slow}", *row_of(on_machine(
                 model, passes, (6, 8), (True, True), (0.6, 0.6 * slow), 82e9, larger))))
         show(("cores", "threads", *header), rows)
-    show(("cores, one half taken", "weights times", "prompt, barriers", "wavefront", "without the thread", "decode",
-          "without the thread"),
+    show(("cores, one half taken", "times the weights", "prompt with barriers", "wavefront", "without the thread",
+          "decode", "without the thread"),
          [late(model, passes, cores, 82e9, larger) for larger in args.larger for cores in (2, 4, 6, 8, 12)])
     return 0
 

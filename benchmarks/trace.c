@@ -17,8 +17,8 @@ enum { EVENTS = 1 << 22 };
 typedef enum kind { BEGIN, LOOP, DONE, SPLIT, ARRIVE, LEAVE, END } kind; /* replay.py has the same numbers */
 
 typedef struct event {
-    int64_t ns, units, least; /* LOOP, SPLIT: number of units; LOOP: units of the smallest range; DONE: `least` is the
-                               * number of panels of weights, if the loop was a product */
+    int64_t ns, units, least; /* LOOP, SPLIT: number of units; LOOP: units of the smallest range; DONE: rows and panels of
+                               * weights, if the loop was a product */
     int64_t kind;
 } event;
 
@@ -41,7 +41,7 @@ static event *events;
 static int count;
 static double slow;
 static _Thread_local bool recording;
-static _Thread_local int64_t panels; /* of the present loop */
+static _Thread_local int64_t rows, panels; /* of the products of the present loop */
 static _Thread_local int64_t began_ns; /* the present range of a slowed thread; 0: none */
 
 static int64_t now(void) {
@@ -94,8 +94,8 @@ void __wrap_mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain
 
 bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
     if (recording) {
-        note(loop->number ? DONE : LOOP, loop->n, loop->number ? panels : loop->least);
-        panels = 0;
+        note(loop->number ? DONE : LOOP, loop->number ? rows : loop->n, loop->number ? panels : loop->least);
+        rows = panels = 0;
         return __real_mp_team_next(thread, loop);
     }
     if (slow > 0 && thread->index == 1 && began_ns) {
@@ -110,6 +110,7 @@ bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
 
 void __wrap_mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                     float *y, int64_t ldy) {
+    rows = m1 > rows ? m1 : rows;
     panels += panel1 - panel0;
     __real_mp_gemm(w, x, m0, m1, panel0, panel1, ep, y, ldy);
 }

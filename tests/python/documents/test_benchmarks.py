@@ -33,9 +33,12 @@ RUNS = {
     "serving throughput": "--clients 1 3 --seconds 0.2 --tokens 4 --rounds 1 --threads 1 --embedding {bert} "
                           "--text {llama}",
     "serving embeddings": "--clients 1 3 --seconds 0.3 --texts 1 5 --rounds 1 --embedding {bert}",
+    "replay": "--larger 1",
 }
-#: Commands that take minutes. Two make models of published shapes with torch, and compare results with those of a peer.
+#: Commands that take minutes, or link the extension. Two make models of published shapes with torch, and compare
+#: results with those of a peer.
 LONG = {
+    "replay --turns 1": "{gguf} --larger 1 --json {json}",
     "low-bits": "--quick --vocabulary {vocabulary} --folder {folder} --json {json}",
     "success": "--sizes 0.03 --tokens 8 --words 4 --folder {folder} --vocabulary {smollm2} --json {json}",
     "images": "--quick --rounds 1 --shapes dinov2-s --engines mpool:float32,torch --json {json}",
