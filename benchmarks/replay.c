@@ -51,9 +51,9 @@ EXPORT int replay_tuned(int worth, int most, int fast, const double *seconds, co
         threads = threads < most ? threads : most;
         mp_tuner_note(tuner, threads, most, 1, (uint64_t)(seconds[threads] * noise[i] * 1e9));
     }
-    const int settled = (int)(worth * tuner->classes[0].factor + 0.5);
+    const int chosen = (int)(worth * tuner->classes[0].factor + 0.5);
     free(tuner);
-    return settled < most ? settled : most;
+    return chosen < most ? chosen : most;
 }
 
 /* Returns mp_threads_worth of a pass. */
@@ -67,10 +67,10 @@ EXPORT int replay_worth(double weights, double parameters, int rows, int barrier
 typedef enum kind { EACH, SPLIT, LOOP, BARRIER } kind; /* replay.py has the same numbers */
 
 typedef struct segment {
-    double seconds, bytes; /* of one thread of speed 1; weights read from memory */
+    double seconds, bytes; /* time of one thread of speed 1; weights read from memory */
     int64_t units, least;
     int64_t kind;   /* EACH: every thread does all of it */
-    int64_t panels; /* of a product's weights: a range has those that begin in it; 0: any part of a unit is possible */
+    int64_t panels; /* parts of weights: a range of a product has those that begin in it; 0: no product */
 } segment;
 
 typedef struct machine {

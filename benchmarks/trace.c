@@ -41,7 +41,7 @@ static event *events;
 static int count;
 static double slow;
 static _Thread_local bool recording;
-static _Thread_local int64_t rows, panels; /* of the products of the present loop */
+static _Thread_local int64_t rows, panels; /* sizes of the products of the present loop */
 static _Thread_local int64_t began_ns; /* the present range of a slowed thread; 0: none */
 
 static int64_t now(void) {

@@ -38,7 +38,7 @@ RUNS = {
 #: Commands that take minutes, or link the extension. Two make models of published shapes with torch, and compare
 #: results with those of a peer.
 LONG = {
-    "replay --turns 1": "{gguf} --larger 1 --json {json}",
+    "replay --turns 1": "{gguf} --rounds 1 --larger 1 --json {json}",
     "low-bits": "--quick --vocabulary {vocabulary} --folder {folder} --json {json}",
     "success": "--sizes 0.03 --tokens 8 --words 4 --folder {folder} --vocabulary {smollm2} --json {json}",
     "images": "--quick --rounds 1 --shapes dinov2-s --engines mpool:float32,torch --json {json}",
