@@ -118,22 +118,17 @@ static double advance(const machine *m, runner *runners, double now) {
 
 /* Gives a thread its next work. Sets `waits` at a barrier and at the end. */
 static void next_work(const segment *segments, int count, runner *r) {
-    for (; r->at < count; r->at++, r->in_loop = false) {
+    r->left = 0;
+    while (r->left <= 0 && r->at < count && segments[r->at].kind != BARRIER) {
         const segment *s = &segments[r->at];
         int64_t begin, end;
         double share = 1;
-        if (s->kind == BARRIER) {
-            r->waits = true;
-            return;
-        }
         if (s->kind == LOOP) {
             if (!r->in_loop)
                 r->loop = mp_team_shared(s->units, s->least);
-            r->in_loop = true;
-            if (!mp_team_next(&r->thread, &r->loop))
-                continue;
-            share = (double)(r->loop.end - r->loop.begin) / (double)s->units;
-            if (s->panels)
+            r->in_loop = mp_team_next(&r->thread, &r->loop);
+            share = !r->in_loop ? 0 : (double)(r->loop.end - r->loop.begin) / (double)s->units;
+            if (r->in_loop && s->panels)
                 share = (ceil((double)s->panels * (double)r->loop.end / (double)s->units) -
                          ceil((double)s->panels * (double)r->loop.begin / (double)s->units)) / (double)s->panels;
         } else if (s->kind == SPLIT) {
@@ -142,12 +137,9 @@ static void next_work(const segment *segments, int count, runner *r) {
         }
         r->left = s->seconds * share;
         r->demand = s->seconds > 0 ? s->bytes / s->seconds : 0;
-        r->at += s->kind != LOOP;
-        if (r->left > 0)
-            return;
-        r->at -= s->kind != LOOP;
+        r->at += !r->in_loop;
     }
-    r->waits = true;
+    r->waits = r->left <= 0;
 }
 
 /* Returns the seconds of a pass whose threads meet at barriers, the one at its end included. */

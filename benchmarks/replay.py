@@ -456,7 +456,7 @@ def main() -> int:
     """Run the command line."""
     parser = parser_of("replay", __doc__)
     parser.add_argument("model", type=found_here, nargs="?", default="", help="GGUF file (default: replay a record)")
-    parser.add_argument("--record", type=path_of, default="", help="record to replay (default: the newest one)")
+    parser.add_argument("--record", type=path_of, help="record to replay (default: the newest one)")
     parser.add_argument("--turns", type=int, default=5, help="turns of each workload (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of measuring (default: %(default)s)")
     parser.add_argument("--larger", type=float, nargs="+", default=[1, 6.4, 12.5],
