@@ -415,3 +415,79 @@ MP_TEST(base_team_reports_lost_time_of_threads) {
     check_loss(2, "50");
     check_loss(3, "0");
 }
+
+#ifdef MP_SEAM
+
+enum { FIRST, SECOND, OVER }; /* turns */
+
+typedef struct spreading {
+    int cpus[2], moves;
+    mp_cpu_set allowed, moved_to, left_with; /* arguments of the last two calls that bind */
+    bool parks; /* thread 0 is parked while thread 1 looks */
+    mp_event_count parked;
+    _Atomic int turn;
+} spreading;
+
+static spreading *spread_scene;
+static _Thread_local int spread_index;
+
+static int scene_cpu(void) { return spread_scene->cpus[spread_index]; }
+static bool scene_allowed(mp_cpu_set *cpus) {
+    *cpus = spread_scene->allowed;
+    return true;
+}
+static bool scene_bind(const mp_cpu_set *cpus) {
+    spread_scene->moved_to = spread_scene->left_with;
+    spread_scene->left_with = *cpus;
+    spread_scene->moves++;
+    return true;
+}
+
+/* Thread 0 looks, then thread 1. */
+static void look_in_turn(const mp_team_thread *thread, void *arg) {
+    spreading *scene = arg;
+    spread_index = thread->index;
+    if (thread->index == 0) {
+        mp_team_spread(thread);
+        const uint32_t seen = mp_event_count_read(&scene->parked);
+        atomic_store(&scene->turn, SECOND);
+        if (scene->parks)
+            mp_team_wait(thread, &scene->parked, seen);
+        while (atomic_load(&scene->turn) != OVER) /* a thread that is still at work is not parked at the barrier */
+            mp_sys_sleep_ns(1000);
+        return;
+    }
+    while (atomic_load(&scene->turn) != SECOND || (scene->parks && !atomic_load(&scene->parked.sleepers)))
+        mp_sys_sleep_ns(1000);
+    mp_team_spread(thread);
+    mp_event_count_notify(&scene->parked);
+    atomic_store(&scene->turn, OVER);
+}
+
+static spreading spread(int first_cpu, int second_cpu, uint64_t allowed, bool parks) {
+    spreading scene = {.cpus = {first_cpu, second_cpu}, .allowed = {{allowed}}, .parks = parks};
+    mp_team *team = make_team(1, "0");
+    mp_lease lease;
+    mp_team_lease(team, 2, &lease);
+    spread_scene = &scene;
+    mp_sys_table.cpu = scene_cpu;
+    mp_sys_table.get_affinity = scene_allowed;
+    mp_sys_table.set_affinity = scene_bind;
+    mp_lease_run(&lease, look_in_turn, &scene);
+    mp_sys_table = mp_sys_real;
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    return scene;
+}
+
+MP_TEST(base_team_spread_moves_one_of_two_threads_on_a_cpu) {
+    spreading scene = spread(3, 3, 0x2c, false);
+    MP_CHECK_INT(scene.moves, 2);
+    MP_CHECK(scene.moved_to.words[0] == 0x24 && scene.left_with.words[0] == 0x2c); /* moved, but not bound */
+    MP_CHECK_INT(spread(3, 5, 0x2c, false).moves, 0);
+    MP_CHECK_INT(spread(3, 3, 0x08, false).moves, 0); /* no other CPU is allowed */
+    MP_CHECK_INT(spread(3, 3, 0x2c, true).moves, 0);  /* the first thread is parked */
+    MP_CHECK_INT(spread(-1, -1, 0x2c, false).moves, 0); /* the system does not tell */
+}
+
+#endif
