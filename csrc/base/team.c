@@ -24,7 +24,6 @@
 
 #include "base/alloc.h"
 #include "base/cpu.h"
-#include "base/cpu_set.h"
 #include "base/crowding.h"
 #include "base/event_count.h"
 #include "base/options.h"
@@ -40,7 +39,6 @@ enum {
 struct mp_team_share {
     _Atomic uint64_t taken; /* number of a loop << 40 | ranges taken from the back << 20 | from the front */
     uint32_t loops;         /* loops of the region that the thread has begun */
-    _Atomic int cpu; /* 1 + the CPU on which the thread last saw itself (mp_team_spread); 0: unknown, or parked */
 };
 
 struct mp_region {
@@ -120,12 +118,6 @@ static bool arrive_in_group(mp_region *region, const mp_team_thread *thread) {
            is_last(&region->arrived, (uint32_t)(thread->count + GROUP - 1) / GROUP);
 }
 
-static void park(const mp_team_thread *thread, mp_event_count *count, uint32_t seen) {
-    if (thread->share)
-        atomic_store_explicit(&thread->share->cpu, 0, memory_order_relaxed);
-    mp_event_count_park(count, seen);
-}
-
 void mp_team_barrier(const mp_team_thread *thread) {
     if (thread->count == 1)
         return;
@@ -144,7 +136,7 @@ void mp_team_barrier(const mp_team_thread *thread) {
     count_watch watch = {&region->generation, generation};
     if (!mp_spin(has_advanced, &watch, spin_ns, NULL, NULL)) {
         uint64_t began_ns = mp_sys_now_ns();
-        park(thread, &region->generation, generation);
+        mp_event_count_park(&region->generation, generation);
         /* from advanced_ns on, this thread waited for a CPU and not for another thread */
         uint64_t until_ns = atomic_load_explicit(&region->advanced_ns, memory_order_relaxed);
         parked_ns += until_ns > began_ns ? until_ns - began_ns : 0;
@@ -156,41 +148,8 @@ void mp_team_wait(const mp_team_thread *thread, mp_event_count *count, uint32_t 
     if (mp_spin(has_advanced, &watch, thread->region ? thread->region->spin_ns : 0, NULL, NULL))
         return;
     const uint64_t began_ns = mp_sys_now_ns();
-    park(thread, count, seen);
+    mp_event_count_park(count, seen);
     parked_ns += mp_sys_now_ns() - began_ns;
-}
-
-static mp_team_share *share_of(const mp_team_thread *thread, int index) {
-    mp_region *region = thread->region;
-    return index ? &region->lease->team->helpers[region->lease->helpers[index - 1]].share : &region->share;
-}
-
-/* Returns the CPU on which a thread of the region was when it last looked, -1 if it has not, or is parked. */
-static int cpu_of(const mp_team_thread *thread, int index) {
-    return atomic_load_explicit(&share_of(thread, index)->cpu, memory_order_relaxed) - 1;
-}
-
-void mp_team_spread(const mp_team_thread *thread) {
-    const int cpu = thread->count > 1 ? mp_sys_cpu() : -1;
-    if (cpu < 0 || cpu >= MP_CPUS_MAX)
-        return;
-    atomic_store_explicit(&thread->share->cpu, cpu + 1, memory_order_relaxed);
-    bool shared = false;
-    for (int i = 0; i < thread->index; i++)
-        shared |= cpu_of(thread, i) == cpu;
-    mp_cpu_set allowed;
-    if (!shared || !mp_sys_get_affinity(&allowed))
-        return;
-    mp_cpu_set others = allowed;
-    for (int i = 0; i < thread->count; i++) {
-        const int taken = cpu_of(thread, i);
-        if (taken >= 0)
-            mp_cpu_set_remove(&others, taken);
-    }
-    if (mp_cpu_set_next(&others, 0) < 0 || !mp_sys_set_affinity(&others))
-        return;
-    mp_sys_set_affinity(&allowed);
-    atomic_store_explicit(&thread->share->cpu, mp_sys_cpu() + 1, memory_order_relaxed);
 }
 
 /* --- CPU time lost to other processes --- */
@@ -405,7 +364,6 @@ static bool is_crowded(mp_team *team) {
 
 static void reset_share(mp_team_share *share) {
     atomic_store_explicit(&share->taken, 0, memory_order_relaxed);
-    atomic_store_explicit(&share->cpu, 0, memory_order_relaxed);
     share->loops = 0;
 }
 
@@ -478,6 +436,11 @@ enum {
 static int64_t share_start(const mp_team_thread *thread, const mp_team_loop *loop, int index) {
     return loop->starts ? loop->starts[index]
                         : loop->n / thread->count * index + loop->n % thread->count * index / thread->count;
+}
+
+static mp_team_share *share_of(const mp_team_thread *thread, int index) {
+    mp_region *region = thread->region;
+    return index ? &region->lease->team->helpers[region->lease->helpers[index - 1]].share : &region->share;
 }
 
 /* Takes a range of the share of thread `index`: from its front if the share is this thread's, else from its back.

@@ -86,11 +86,6 @@ bool mp_lease_wanted(const mp_lease *lease);
 void mp_team_barrier(const mp_team_thread *thread);
 /* Waits as at a barrier, until `count` differs from `seen` (base/event_count.h). */
 void mp_team_wait(const mp_team_thread *thread, mp_event_count *count, uint32_t seen);
-/* Moves the calling thread to another CPU if a thread of the region with a lower index computes on the same one. The
- * system considers two of these threads on one CPU and another program on the second CPU as balanced, and leaves them
- * so for seconds. The thread is not bound: the system may move it again at once. Call it between pieces of work of a
- * millisecond or more, where the other threads do not wait for this one. */
-void mp_team_spread(const mp_team_thread *thread);
 /* A region of the calling thread alone, for code that needs a region but no team. */
 static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0, 0}; }
 /* Split [0, n) into thread->count contiguous ranges whose inner ends are multiples of `grain`; the range of this thread

@@ -41,10 +41,8 @@ int mp_wavefront_take(mp_wavefront *wave, const mp_team_thread *thread, int *lay
         }
         int expected = *layer;
         if (atomic_compare_exchange_strong_explicit(&wave->blocks[block].taken, &expected, *layer + 1,
-                                                    memory_order_relaxed, memory_order_relaxed)) {
-            mp_team_spread(thread);
+                                                    memory_order_relaxed, memory_order_relaxed))
             return block;
-        }
     }
 }
 
