@@ -6,7 +6,7 @@
  * CHUNK blocks of a panel are unpacked to signed bytes in L1 and serve all rows of a pass. The tiles are therefore the
  * same for all kinds, and sums start at zero, because signed weights need no offset. A tile is 6 rows by 8 outputs: 12
  * integer and 12 float accumulators in 32 registers. With smmla, an accumulator holds two outputs of two rows, as in
- * simd/pair_tile.h: [o r] [o r + 1] [o + 1 r] [o + 1 r + 1]. Sums of blocks, floats and scales all have this order; rows
+ * simd/pair_tile.h: [o r] [o r + 1] [o + 1 r] [o + 1 r + 1]. Sums of blocks, floats and scales have this order; rows
  * are separated once, at the end.
  *
  * Vector instructions for 32 inputs of 8 outputs by two rows, without minima (p: pairs of rows in the pass):

@@ -144,9 +144,9 @@ static MP_INLINE qf q_head_d(int kind, const uint8_t *head, int o) {
 
 static MP_INLINE qf q_head_dmin(const uint8_t *head, int o) { return qf_halves(head + MP_PACK_HALVES + 2 * o); }
 
-/* The scales d of inputs 16 h ... 16 h + 15 (q_is_halved) or of the whole block (h = 0) for U vectors of outputs from u0
- * on, and the minima, if the kind has them, as the format stores them: subtracted in superblocks, else added. small:
- * the block's scales in its head, for kinds that keep them there. kept_d and kept_dmin: those of the head, or NULL. */
+/* The scales d for U vectors of outputs from u0 on: of inputs 16 h ... 16 h + 15 (q_is_halved), or of the whole block
+ * (h = 0). low: the minima, if the kind has them, as stored: in superblocks they are subtracted, else added. small: the
+ * block's scales in its head, for kinds that keep them there. kept_d and kept_dmin: those of the head, or NULL. */
 static MP_INLINE void q_scales(int kind, int h, int U, const uint8_t *head, const uint8_t *block, const uint8_t *small,
                                int u0, const qf *kept_d, const qf *kept_dmin, qf *d, qf *low) {
     const uint8_t *scales = block + q_integers(kind);
