@@ -62,6 +62,8 @@ void mp_kernels_init(void) {
         mp_dotprod_quant(&t);
         mp_dotprod_rows(&t);
     }
+    if (features & MP_CPU_I8MM)
+        mp_i8mm_quant(&t);
 #endif
     for (int i = 0; i < MP_SLOT_COUNT; i++)
         assert(t.variant[i] && "ref/ must implement every slot");

@@ -66,6 +66,7 @@ void mp_neon_rows(mp_kernel_table *table);
 void mp_neon_attention(mp_kernel_table *table);
 void mp_dotprod_quant(mp_kernel_table *table);
 void mp_dotprod_rows(mp_kernel_table *table);
+void mp_i8mm_quant(mp_kernel_table *table); /* keeps the table's variants for few rows */
 #endif
 
 #endif

@@ -526,8 +526,11 @@ MP_TEST(kernels_dense_dispatch) {
         /* this variant has the bits of ref; bf16 does not, and must be requested */
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "neon");
     }
-    if (kt_use("i8mm"))
+    if (kt_use("i8mm")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "i8mm");
+        for (int i = MP_SLOT_gemm_q4_0; i <= MP_SLOT_gemm_nvfp4; i++)
+            MP_CHECK_STR(mp_kernels_variant(i), "i8mm");
+    }
     if (kt_use("bf16"))
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "bf16");
 #endif

@@ -1,30 +1,36 @@
 /* arm/dot.h: the ARM dot products beyond NEON, for use inside the target region of each instruction (simd/target.h).
  *
  * The functions are inline assembly, because compilers reject the intrinsics in a target region if the whole file is
- * not compiled for that target. The word that is multiplied with all lanes is lane 0 of its register, so no broadcast
- * is needed. */
+ * not compiled for that target. A word that is multiplied with all lanes is one lane of its register, so it needs no
+ * broadcast. */
 #ifndef MP_KERNELS_ARM_DOT_H
 #define MP_KERNELS_ARM_DOT_H
 #if defined(__aarch64__)
 
 #include <arm_neon.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "kernels/simd/target.h"
 
-/* Load four bytes at any address into lane 0; the other lanes are zero. */
+/* Load four bytes at any address into lane 0; the other lanes are zero. vsetq_lane_f32 would take gcc three
+ * instructions. */
+typedef int32_t arm_any_word __attribute__((may_alias, aligned(1)));
 static MP_INLINE int8x16_t arm_word(const void *from) {
-    float word;
-    memcpy(&word, from, sizeof word);
-    return vreinterpretq_s8_f32(vsetq_lane_f32(word, vdupq_n_f32(0.0f), 0));
+    int8x16_t word;
+    __asm__("ldr %s0, %1" : "=w"(word) : "m"(*(const arm_any_word *)from));
+    return word;
 }
 
-/* acc[i] += w[4 i ...] . a[0 ... 3], exact. DOTPROD: w and a are signed. */
-static MP_INLINE int32x4_t arm_sdot(int32x4_t acc, int8x16_t w, int8x16_t a) {
-    __asm__("sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(acc) : "w"(w), "w"(a));
-    return acc;
-}
+/* acc[i] += w[4 i ...] . a[0 ... 3], exact; arm_sdot<n>: by a[4 n ...]. DOTPROD: w and a are signed. */
+#define ARM_SDOT(name, lane)                                                                         \
+    static MP_INLINE int32x4_t name(int32x4_t acc, int8x16_t w, int8x16_t a) {                       \
+        __asm__("sdot %0.4s, %1.16b, %2.4b[" lane "]" : "+w"(acc) : "w"(w), "w"(a));                 \
+        return acc;                                                                                  \
+    }
+ARM_SDOT(arm_sdot, "0")
+ARM_SDOT(arm_sdot1, "1")
+ARM_SDOT(arm_sdot2, "2")
+ARM_SDOT(arm_sdot3, "3")
 
 /* I8MM: two rows of 8 bytes of w times two rows of a, all signed: acc[2 i + j] += w[8 i ...] . a[8 j ...]. */
 static MP_INLINE int32x4_t arm_smmla(int32x4_t acc, int32x4_t w, int32x4_t a) {

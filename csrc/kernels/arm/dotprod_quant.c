@@ -38,7 +38,13 @@ static MP_INLINE void q_flush(q_part *part, qi *sum) { (void)part, (void)sum; }
 
 #include "kernels/simd/quant_tmpl.h"
 
+#define MM_SMMLA 0
+#include "kernels/arm/unpacked_quant.h"
+
 MP_TARGET_END
 
-void mp_dotprod_quant(mp_kernel_table *table) { q_set_gemms(table, "dotprod"); }
+void mp_dotprod_quant(mp_kernel_table *table) {
+    q_set_gemms(table, "dotprod");
+    mm_set_gemms(table, "dotprod");
+}
 #endif

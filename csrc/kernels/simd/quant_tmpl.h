@@ -32,7 +32,7 @@
  * with all rows; nothing is unpacked to memory. Integer accumulators cover one block, float accumulators all of K.
  * Values that depend on a row and a block, but not on an output, come with the activations or are prepared for many
  * blocks at a time (q_rows). */
-#include "kernels/pack.h"
+#include "kernels/simd/quant_kinds.h"
 
 #ifndef Q_LIGHT_ROWS
 #define Q_LIGHT_ROWS Q_ROWS
@@ -51,32 +51,6 @@ typedef struct q_rows {         /* [R][q_stride(kind, R)]; one entry per block, 
     int row;                    /* first row of the tile whose blocks are all prepared; -1: none */
 } q_rows;
 
-/* ---- properties of a kind ---------------------------------------------------------------------------------------- */
-
-static MP_INLINE int q_is_nibbles(int kind) { return kind == MP_W_Q4_0 || kind == MP_W_Q4_1 || kind == MP_W_Q4_K; }
-static MP_INLINE int q_is_fives(int kind) { return kind == MP_W_Q5_0 || kind == MP_W_Q5_1 || kind == MP_W_Q5_K; }
-static MP_INLINE int q_is_super(int kind) { return kind == MP_W_Q4_K || kind == MP_W_Q5_K; }
-/* Kinds of the function q_dots_codes. Codes index a table of values: of bytes (IQ4), from 0 to 24 (FP4), or from 0 to
- * 127 (IQ), after an offset. The codes of the others (Q2_K, Q3_K, TQ) are the values, after an offset. */
-static MP_INLINE int q_is_iq4(int kind) { return kind == MP_W_IQ4_NL || kind == MP_W_IQ4_XS; }
-static MP_INLINE int q_is_fp4(int kind) { return kind == MP_W_MXFP4 || kind == MP_W_NVFP4; }
-static MP_INLINE int q_is_iq(int kind) { return kind == MP_W_IQ2_XXS || kind == MP_W_IQ2_XS || kind == MP_W_IQ3; }
-static MP_INLINE int q_has_table(int kind) { return q_is_iq4(kind) || q_is_fp4(kind) || q_is_iq(kind); }
-static MP_INLINE int q_is_coded(int kind) {
-    return q_has_table(kind) || kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_TQ;
-}
-static MP_INLINE int q_code_bits(int kind) {
-    if (kind == MP_W_Q2_K || kind == MP_W_TQ)
-        return 2;
-    return kind == MP_W_Q3_K || kind == MP_W_IQ2_XXS || kind == MP_W_IQ2_XS ? 3 : 4;
-}
-static MP_INLINE int q_is_halved(int kind) { /* groups of 16 */
-    return kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_IQ2_XS || kind == MP_W_NVFP4;
-}
-static MP_INLINE int q_has_mins(int kind) {
-    return kind == MP_W_Q4_1 || kind == MP_W_Q5_1 || q_is_super(kind) || kind == MP_W_Q2_K;
-}
-
 /* True if q_dot_bytes multiplies the kind with prepared rows of int16. */
 static MP_INLINE int q_is_wide(int kind) { return Q_WIDE && (kind == MP_W_Q8_0 || q_is_iq4(kind)); }
 
@@ -92,53 +66,6 @@ static MP_INLINE int q_is_centred(int kind) { return kind < 0; }
 /* Prepared entries per row: a multiple of 16, so that each chunk of blocks consists of whole superblocks. */
 static MP_INLINE int q_stride(int kind, int R) {
     return (q_is_wide(kind) ? Q_PREPARED_WIDE : Q_PREPARED) / R / 16 * 16;
-}
-
-static MP_INLINE int q_offset(int kind) {
-    switch (kind) {
-    case MP_W_TQ: return 1;
-    case MP_W_Q3_K: return 4;
-    case MP_W_Q4_0: return 8;
-    case MP_W_Q5_0: return 16;
-    case MP_W_Q6_K: return 32;
-    case MP_W_IQ2_XXS:
-    case MP_W_IQ2_XS:
-    case MP_W_IQ3: return MP_PACK_IQ_OFFSET;
-    case MP_W_MXFP4:
-    case MP_W_NVFP4: return MP_PACK_FP4_OFFSET;
-    case MP_W_Q8_0:
-    case MP_W_IQ4_NL:
-    case MP_W_IQ4_XS: return Q_BYTES_OFFSET;
-    default: return 0;
-    }
-}
-
-/* Bytes of a block's integers; its scales follow them. */
-static MP_INLINE int q_integers(int kind) {
-    if (q_is_coded(kind))
-        return q_code_bits(kind) * MP_PACK_STEP;
-    if (q_is_nibbles(kind))
-        return MP_PACK_NIBBLES;
-    if (q_is_fives(kind))
-        return MP_PACK_BITS + MP_PACK_NIBBLES;
-    return kind == MP_W_Q6_K ? 2 * MP_PACK_PAIRS + MP_PACK_NIBBLES : MP_PACK_BYTES;
-}
-
-static MP_INLINE int q_block_bytes(int kind) {
-    const int integers = q_integers(kind);
-    if (q_is_iq(kind) || kind == MP_W_TQ || kind == MP_W_IQ4_XS)
-        return integers;
-    if (kind == MP_W_NVFP4 || (q_has_mins(kind) && !q_is_halved(kind) && !q_is_super(kind)))
-        return integers + 2 * MP_PACK_HALVES;
-    return integers + (q_is_halved(kind) || q_is_super(kind) ? 2 * MP_PACK_SMALL : MP_PACK_HALVES);
-}
-
-static MP_INLINE int q_head_bytes(int kind) {
-    if (q_is_iq(kind) || kind == MP_W_IQ4_XS)
-        return MP_PACK_HALVES + 8 * MP_PACK_SMALL;
-    if (q_is_super(kind) || kind == MP_W_Q2_K)
-        return 2 * MP_PACK_HALVES;
-    return kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_TQ ? MP_PACK_HALVES : 0;
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
@@ -188,18 +115,6 @@ static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0
  * slower. */
 static MP_INLINE int q_beside(int R) { return R <= 4 && Q_VECTORS(R) * Q_LANES == MP_PANEL_N; }
 
-/* Load lane j of a part for the outputs of vector u. If `prefetch`, prefetch the line `ahead` bytes further. */
-static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int ahead) {
-    const uint8_t *from = part + j * MP_PACK_STEP + u * Q_LANES * 4;
-    if (prefetch && u * Q_LANES % 16 == 0)
-        __builtin_prefetch(from + ahead, 0, Q_NEAR);
-    return q_load(from);
-}
-
-/* Move bit `at` of every byte to bit 4. The caller must mask the result: its other bits may come from a neighbouring
- * byte. */
-static MP_INLINE qi q_to_bit4(qi x, int at) { return at < 4 ? q_shl(x, 4 - at) : at > 4 ? q_shr(x, at - 4) : x; }
-
 /* Multiply weights of group g by R rows of a block, with q_dot_bytes if `bytes`, else with q_dot. */
 static MP_INLINE void q_dots_row(int bytes, int g, int R, int U, const qi *w, const int8_t *q, int64_t ldq,
                                  q_part *part, qi *sum) {
@@ -218,111 +133,39 @@ static MP_INLINE void q_dots_row(int bytes, int g, int R, int U, const qi *w, co
     }
 }
 
+/* Dot products between flushes. */
+static MP_INLINE int q_flush_after(int kind) {
+    if (kind == MP_W_Q6_K)
+        return q_is_centred(kind) ? 4 : Q_FLUSH_Q6;
+    if (q_is_iq(kind))
+        return Q_FLUSH_Q7;
+    if (q_is_coded(kind) && !q_is_fp4(kind))
+        return 8;
+    return q_is_nibbles(kind) ? Q_FLUSH_Q4 : Q_FLUSH_Q5;
+}
+
 static MP_INLINE void q_flush_all(int count, q_part *part, qi *sum) {
     MP_UNROLL
     for (int i = 0; i < count; i++)
         q_flush(&part[i], &sum[i]);
 }
 
-/* Dot products of 32 inputs of 4 or 5 bits. */
-static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q,
-                                     int64_t ldq, q_part *part, qi *sum) {
-    const uint8_t *nibbles = fives ? block + MP_PACK_BITS : block;
-    const qi mask = q_set(0x0f0f0f0f), bit4 = q_set(0x10101010);
-    const int flush = (fives ? Q_FLUSH_Q5 : Q_FLUSH_Q4) / 2;
+/* Dot products of `count` groups from g0 on, four or all eight. */
+static MP_INLINE void q_dots(int kind, int g0, int count, int R, int U, qi table, const uint8_t *block, int u0,
+                             int ahead, const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
+    const int bytes = kind == MP_W_Q8_0 || q_is_iq4(kind), most = bytes ? 0 : q_flush_after(kind);
+    const int flush = most < count ? most : count;
+    /* kinds with a group in each nibble: a line after the other */
+    const int paired = count == 8 && kind != MP_W_Q8_0 && !(q_is_coded(kind) && q_code_bits(kind) < 4);
     MP_UNROLL
-    for (int j = 0; j < 4; j++) {
-        qi low[4], high[4];
-        MP_UNROLL
-        for (int u = 0; u < U; u++) {
-            const qi x = q_take(nibbles, u0 + u, j, q_beside(R), ahead);
-            low[u] = q_and(x, mask);
-            high[u] = q_and(q_shr(x, 4), mask);
-            if (fives) {
-                const qi bits = q_take(block, u0 + u, 0, q_beside(R) && j == 0, ahead);
-                low[u] = q_or_and(low[u], q_to_bit4(bits, j), bit4);
-                high[u] = q_or_and(high[u], q_to_bit4(bits, j + 4), bit4);
-            }
-        }
-        q_dots_row(0, j, R, U, low, q, ldq, part, sum);
-        q_dots_row(0, 4 + j, R, U, high, q, ldq, part, sum);
-        if ((j + 1) % flush == 0)
-            q_flush_all(R * U, part, sum);
-    }
-}
-
-/* Dot products of inputs 16 h ... 16 h + 15 of 6 bits. */
-static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q,
-                                   int64_t ldq, q_part *part, qi *sum) {
-    const qi mask = q_set(0x0f0f0f0f), bits45 = q_set(0x30303030);
-    MP_UNROLL
-    for (int t = 0; t < 4; t++) {
-        qi w[4];
-        MP_UNROLL
-        for (int u = 0; u < U; u++) {
-            const uint8_t *at = h ? block + MP_PACK_PAIRS + MP_PACK_NIBBLES : block;
-            const qi x = q_take(block + MP_PACK_PAIRS, u0 + u, t, q_beside(R) && h == 0, ahead);
-            const qi pairs = q_take(at, u0 + u, 0, q_beside(R) && t == 0, ahead);
-            w[u] = q_or_and(q_and(h ? q_shr(x, 4) : x, mask), q_to_bit4(pairs, 2 * t), bits45);
-        }
-        q_dots_row(0, 4 * h + t, R, U, w, q, ldq, part, sum);
-        if ((t + 1) % (q_is_centred(MP_W_Q6_K) ? 4 : Q_FLUSH_Q6) == 0)
-            q_flush_all(R * U, part, sum);
-    }
-}
-
-/* Dot products of 32 inputs of 8 bits. */
-static MP_INLINE void q_dots_bytes(int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q, int64_t ldq,
-                                   q_part *part, qi *sum) {
-    MP_UNROLL
-    for (int g = 0; g < 8; g++) {
+    for (int i = 0; i < count; i++) {
+        const int g = paired ? i / 2 + i % 2 * 4 : g0 + i;
         qi w[4];
         MP_UNROLL
         for (int u = 0; u < U; u++)
-            w[u] = q_take(block, u0 + u, g, q_beside(R), ahead);
-        q_dots_row(1, g, R, U, w, q, ldq, part, sum);
-    }
-}
-
-/* The codes of group g for the outputs of vector u, one per byte. */
-static MP_INLINE qi q_code(int bits, int g, const uint8_t *block, int u, int prefetch, int ahead) {
-    if (bits == 2) {
-        const qi x = q_take(block, u, g / 4, prefetch && g % 4 == 0, ahead);
-        return q_and(g % 4 ? q_shr(x, g % 4 * 2) : x, q_set(0x03030303));
-    }
-    if (bits == 4) {
-        const qi x = q_take(block, u, g % 4, prefetch && g < 4, ahead);
-        return q_and(g < 4 ? x : q_shr(x, 4), q_set(0x0f0f0f0f));
-    }
-    const qi mask = q_set(0x07070707);
-    if (g < 6) {
-        const qi x = q_take(block, u, g / 2, prefetch && g % 2 == 0, ahead);
-        return q_and(g % 2 ? q_shr(x, 4) : x, mask);
-    }
-    /* low nibbles: group 6, high nibbles: group 7 */
-    qi both = q_and(q_shr(q_take(block, u, 0, 0, 0), 3), q_set(0x11111111));
-    both = q_or_and(both, q_shr(q_take(block, u, 1, 0, 0), 2), q_set(0x22222222));
-    both = q_or_and(both, q_shr(q_take(block, u, 2, 0, 0), 1), q_set(0x44444444));
-    return q_and(g == 6 ? both : q_shr(both, 4), mask);
-}
-
-/* Dot products of `count` groups from g0 on, four or all eight, of codes that are values or indices into a table. */
-static MP_INLINE void q_dots_codes(int kind, int g0, int count, int R, int U, qi table, const uint8_t *block, int u0,
-                                   int ahead, const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
-    const int bits = q_code_bits(kind), most = q_is_iq(kind) ? Q_FLUSH_Q7 : q_is_fp4(kind) ? Q_FLUSH_Q5 : count;
-    const int flush = most < count ? most : count;
-    MP_UNROLL
-    for (int i = 0; i < count; i++) {
-        const int g = bits == 4 && count == 8 ? i / 2 + i % 2 * 4 : g0 + i; /* a line after the other */
-        qi w[4];
-        MP_UNROLL
-        for (int u = 0; u < U; u++) {
-            w[u] = q_code(bits, g, block, u0 + u, q_beside(R), ahead);
-            if (q_has_table(kind))
-                w[u] = q_lookup(table, w[u]);
-        }
-        q_dots_row(q_is_iq4(kind), g, R, U, w, q, ldq, part, sum);
-        if (!q_is_iq4(kind) && (i + 1) % flush == 0)
+            w[u] = q_weights(kind, g, block, u0 + u, table, q_beside(R), ahead);
+        q_dots_row(bytes, g, R, U, w, q, ldq, part, sum);
+        if (!bytes && (i + 1) % flush == 0)
             q_flush_all(R * U, part, sum);
     }
 }
@@ -380,14 +223,6 @@ static MP_INLINE int q_keeps_head(int kind, int R) {
     return q_is_coded(kind) && q_head_bytes(kind) && (Q_KEEPS_HEAD || !q_beside(R));
 }
 
-/* Returns the d of a superblock. For IQ types, the result includes the unit of their scales. */
-static MP_INLINE qf q_head_d(int kind, const uint8_t *head, int o) {
-    const float unit = kind == MP_W_IQ2_XS ? 0.25f : 0.125f;
-    return q_is_iq(kind) ? qf_mul(qf_halves(head + 2 * o), qf_spread(&unit)) : qf_halves(head + 2 * o);
-}
-
-static MP_INLINE qf q_head_dmin(const uint8_t *head, int o) { return qf_halves(head + MP_PACK_HALVES + 2 * o); }
-
 static MP_INLINE void q_keep_head(int kind, int U, const uint8_t *head, int u0, q_at *at) {
     MP_UNROLL
     for (int u = 0; u < U; u++) {
@@ -397,86 +232,21 @@ static MP_INLINE void q_keep_head(int kind, int U, const uint8_t *head, int u0, 
     }
 }
 
-/* Add one block to the float accumulators f, for kinds with groups of 16. */
-static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
-                                     const q_at *at, qf *f) {
-    const uint8_t *scales = block + q_integers(kind);
-    const int mins = q_has_mins(kind);
-    MP_UNROLL
-    for (int h = 0; h < 2; h++) {
-        q_part part[16];
-        qi sum[16];
-        qf d[4], low[4];
-        q_start(kind, R, U, at, at->entry + h, part, sum);
-        if (kind == MP_W_Q6_K)
-            q_dots_sixes(h, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
-        else
-            q_dots_codes(kind, 4 * h, 4, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
-        MP_UNROLL
-        for (int u = 0; u < U; u++) {
-            const int o = (u0 + u) * Q_LANES;
-            if (kind == MP_W_NVFP4) {
-                d[u] = qf_halves(scales + h * MP_PACK_HALVES + 2 * o);
-                continue;
-            }
-            d[u] = q_keeps_head(kind, R) ? at->d[u] : q_head_d(kind, head, o);
-            if (kind == MP_W_IQ2_XS) {
-                const float half = 0.5f;
-                const qi sc = q_u8(at->small + o), n = h ? q_shr(sc, 4) : q_and(sc, q_set(15));
-                d[u] = qf_mul(d[u], qf_add(q_to_float(n), qf_spread(&half)));
-            } else if (kind == MP_W_Q2_K) {
-                const qi both = q_u8(scales + h * MP_PACK_SMALL + o);
-                d[u] = qf_mul(d[u], q_to_float(q_and(both, q_set(15))));
-                low[u] = qf_mul(q_keeps_head(kind, R) ? at->dmin[u] : q_head_dmin(head, o), q_to_float(q_shr(both, 4)));
-            } else {
-                d[u] = qf_mul(d[u], qf_i8(scales + h * MP_PACK_SMALL + o));
-            }
-        }
-        q_accumulate(kind, R, U, d, mins ? low : NULL, at, at->entry + h, sum, f);
-    }
-}
-
 /* Add one block to the float accumulators f. `head` is the head of the block's superblock, unused by kinds without
  * heads. */
 static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                               const q_at *at, qf *f) {
-    if (q_is_halved(kind)) {
-        q_block_halved(kind, R, U, head, block, u0, at, f);
-        return;
-    }
-    const uint8_t *scales = block + q_integers(kind);
-    const int mins = q_has_mins(kind);
-    q_part part[16];
-    qi sum[16];
-    qf d[4], low[4];
-    q_start(kind, R, U, at, at->entry, part, sum);
-    if (kind == MP_W_Q8_0)
-        q_dots_bytes(R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
-    else if (q_is_coded(kind))
-        q_dots_codes(kind, 0, 8, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
-    else
-        q_dots_nibbles(q_is_fives(kind), R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
+    const int parts = q_is_halved(kind) ? 2 : 1, kept = q_keeps_head(kind, R);
     MP_UNROLL
-    for (int u = 0; u < U; u++) {
-        const int o = (u0 + u) * Q_LANES;
-        if (kind == MP_W_MXFP4) {
-            d[u] = qf_bf16(scales + 2 * o);
-        } else if (q_is_iq(kind) || kind == MP_W_TQ || kind == MP_W_IQ4_XS) {
-            d[u] = q_keeps_head(kind, R) ? at->d[u] : q_head_d(kind, head, o);
-            if (kind == MP_W_IQ4_XS)
-                d[u] = qf_mul(d[u], qf_i8(at->small + o));
-            else if (q_is_iq(kind))
-                d[u] = qf_mul(d[u], q_to_float(q_u8(at->small + o)));
-        } else if (q_is_super(kind)) {
-            d[u] = qf_mul(qf_halves(head + 2 * o), q_to_float(q_u8(scales + o)));
-            low[u] = qf_mul(q_head_dmin(head, o), q_to_float(q_u8(scales + MP_PACK_SMALL + o)));
-        } else {
-            d[u] = qf_halves(scales + 2 * o);
-            if (mins)
-                low[u] = qf_halves(scales + MP_PACK_HALVES + 2 * o);
-        }
+    for (int h = 0; h < parts; h++) {
+        q_part part[16];
+        qi sum[16];
+        qf d[4], low[4];
+        q_start(kind, R, U, at, at->entry + h, part, sum);
+        q_dots(kind, 4 * h, 8 / parts, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
+        q_scales(kind, h, U, head, block, at->small, u0, kept ? at->d : NULL, kept ? at->dmin : NULL, d, low);
+        q_accumulate(kind, R, U, d, q_has_mins(kind) ? low : NULL, at, at->entry + h, sum, f);
     }
-    q_accumulate(kind, R, U, d, mins ? low : NULL, at, at->entry, sum, f);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */

@@ -192,6 +192,8 @@ static MP_INLINE float vec_top(vec x) {
 
 /* ---- pairs of 16-bit integers ---- */
 
+/* Sums of lanes 0-3, 4-7, 8-11 and 12-15. Pairs: their first integers of lanes 0-7, the second ones of lanes 0-7, then
+ * the same of lanes 8-15, so that smlal adds to the sums. */
 typedef struct veci {
     int32x4_t a, b, c, d;
 } veci;
@@ -201,12 +203,17 @@ static MP_INLINE veci veci_zero(void) {
     return (veci){z, z, z, z};
 }
 
-#define VEC_NEON_PAIRS(p) vreinterpretq_s32_s16(vld1q_s16(p))
-
-static MP_INLINE veci veci_load(const int16_t *p) {
-    return (veci){VEC_NEON_PAIRS(p), VEC_NEON_PAIRS(p + 8), VEC_NEON_PAIRS(p + 16), VEC_NEON_PAIRS(p + 24)};
+static MP_INLINE veci vec_neon_pairs(int16x8_t first, int16x8_t second, int16x8_t first8, int16x8_t second8) {
+    return (veci){vreinterpretq_s32_s16(first), vreinterpretq_s32_s16(second), vreinterpretq_s32_s16(first8),
+                  vreinterpretq_s32_s16(second8)};
 }
 
+static MP_INLINE veci veci_load(const int16_t *p) {
+    const int16x8_t a = vld1q_s16(p), b = vld1q_s16(p + 8), c = vld1q_s16(p + 16), d = vld1q_s16(p + 24);
+    return vec_neon_pairs(vuzp1q_s16(a, b), vuzp2q_s16(a, b), vuzp1q_s16(c, d), vuzp2q_s16(c, d));
+}
+
+/* For veci_dot only: smlal multiplies by a lane. */
 static MP_INLINE veci veci_spread(const int16_t *p) {
     int32_t pair;
     memcpy(&pair, p, sizeof pair);
@@ -214,23 +221,21 @@ static MP_INLINE veci veci_spread(const int16_t *p) {
     return (veci){v, v, v, v};
 }
 
-static MP_INLINE veci vec_neon_wide(int8x16_t lo, int8x16_t hi) {
-    return (veci){vreinterpretq_s32_s16(vmovl_s8(vget_low_s8(lo))), vreinterpretq_s32_s16(vmovl_high_s8(lo)),
-                  vreinterpretq_s32_s16(vmovl_s8(vget_low_s8(hi))), vreinterpretq_s32_s16(vmovl_high_s8(hi))};
+static MP_INLINE veci veci_load_8(const int8_t *p) {
+    const int8x16_t a = vld1q_s8(p), b = vld1q_s8(p + 16), first = vuzp1q_s8(a, b), second = vuzp2q_s8(a, b);
+    return vec_neon_pairs(vmovl_s8(vget_low_s8(first)), vmovl_s8(vget_low_s8(second)), vmovl_high_s8(first),
+                          vmovl_high_s8(second));
 }
-
-static MP_INLINE veci veci_load_8(const int8_t *p) { return vec_neon_wide(vld1q_s8(p), vld1q_s8(p + 16)); }
 
 static MP_INLINE veci veci_twice_8(const int8_t *p) {
     const int8x16_t x = vld1q_s8(p);
-    return vec_neon_wide(vzip1q_s8(x, x), vzip2q_s8(x, x));
+    const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_high_s8(x);
+    return vec_neon_pairs(low, low, high, high);
 }
 
 static MP_INLINE veci veci_spread_8(const int8_t *p) {
-    int16_t pair;
-    memcpy(&pair, p, sizeof pair);
-    const int8x16_t x = vreinterpretq_s8_s16(vdupq_n_s16(pair));
-    return vec_neon_wide(x, x);
+    const int16x8_t first = vdupq_n_s16(p[0]), second = vdupq_n_s16(p[1]);
+    return vec_neon_pairs(first, second, first, second);
 }
 
 #define VEC_NEON_TIMES(x, y) \
@@ -241,14 +246,19 @@ static MP_INLINE veci veci_times_16(veci x, veci y) {
                   VEC_NEON_TIMES(x.d, y.d)};
 }
 
-static MP_INLINE int32x4_t vec_neon_dot(int32x4_t sum, int32x4_t x, int32x4_t y) {
-    const int16x8_t p = vreinterpretq_s16_s32(x), q = vreinterpretq_s16_s32(y);
-    return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(p), vget_low_s16(q)), vmull_high_s16(p, q)));
+/* Add the products of 8 pairs with one pair. */
+static MP_INLINE void vec_neon_dot(int32x4_t *low, int32x4_t *high, int32x4_t first, int32x4_t second, int16x4_t y) {
+    *low = vmlal_lane_s16(*low, vget_low_s16(vreinterpretq_s16_s32(first)), y, 0);
+    *high = vmlal_high_lane_s16(*high, vreinterpretq_s16_s32(first), y, 0);
+    *low = vmlal_lane_s16(*low, vget_low_s16(vreinterpretq_s16_s32(second)), y, 1);
+    *high = vmlal_high_lane_s16(*high, vreinterpretq_s16_s32(second), y, 1);
 }
 
 static MP_INLINE veci veci_dot(veci sum, veci x, veci y) {
-    return (veci){vec_neon_dot(sum.a, x.a, y.a), vec_neon_dot(sum.b, x.b, y.b), vec_neon_dot(sum.c, x.c, y.c),
-                  vec_neon_dot(sum.d, x.d, y.d)};
+    const int16x4_t pair = vget_low_s16(vreinterpretq_s16_s32(y.a));
+    vec_neon_dot(&sum.a, &sum.b, x.a, x.b, pair);
+    vec_neon_dot(&sum.c, &sum.d, x.c, x.d, pair);
+    return sum;
 }
 
 static MP_INLINE vec veci_to_float(veci x) {

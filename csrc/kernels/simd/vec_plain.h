@@ -249,7 +249,7 @@ static VEC_INLINE veci veci_times_16(veci a, veci b) {
     return a;
 }
 
-/* sum + a[0] * b[0] + a[1] * b[1]; the caller ensures that the result fits int32 */
+/* sum + a[0] * b[0] + a[1] * b[1]; the caller ensures that it fits int32. In templates, b is a veci_spread. */
 static VEC_INLINE veci veci_dot(veci sum, veci a, veci b) {
     VEC_EACH(l) {
         int16_t x[2], y[2];
