@@ -55,7 +55,7 @@ MP_TEST(models_outputs_late_threads) {
 
 /* For each combination of outputs: the sizes that a request gets, as defined, and the scratch, as recorded. */
 MP_TEST(models_outputs_sizes) {
-    enum { HEADS = 3, T = 2, M = 5000, THREADS = 3, COUNT = 8, ROWS_MASK = 2 };
+    enum { HEADS = 3, T = 2, M = 5000, COUNT = 8, ROWS_MASK = 2 };
     void (*const heads[HEADS])(tiny_file *) = {add_vocabulary_head, add_sum_head, add_token_head};
     static const unsigned masks[COUNT / 2] = {MP_EMBED_POOLED, MP_EMBED_TOKENS, MP_EMBED_ROWS, MP_EMBED_SPARSE};
     static const uint64_t recorded[HEADS][COUNT] = {
@@ -89,7 +89,7 @@ MP_TEST(models_outputs_sizes) {
             mp_request_destroy(&call->base);
         }
         for (int m = 0; m < COUNT / 2; m++) {
-            got[2 * m] = mp_encoder_group_scratch(model, M, THREADS, masks[m]);
+            got[2 * m] = mp_encoder_group_scratch(model, M, masks[m]);
             got[2 * m + 1] = mp_encoder_thread_scratch(m == ROWS_MASK ? &large : model, T, M, masks[m]);
         }
         char what[32];
