@@ -1,5 +1,5 @@
-/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier, mp_team_next, mp_lease_run
- * and mp_lease_poll to the functions __wrap_... below (build.py). */
+/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier, mp_team_next, mp_team_rows,
+ * mp_lease_run and mp_lease_poll to the functions __wrap_... below (build.py). */
 #include "late_threads.h"
 
 #ifndef MP_SIM /* the simulator has no teams */
@@ -15,6 +15,8 @@ void __real_mp_team_barrier(const mp_team_thread *thread);
 void __wrap_mp_team_barrier(const mp_team_thread *thread);
 bool __real_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop);
 bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop);
+mp_team_loop __real_mp_team_rows(const mp_team_thread *thread, int64_t rows, int64_t floats);
+mp_team_loop __wrap_mp_team_rows(const mp_team_thread *thread, int64_t rows, int64_t floats);
 void __real_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
 void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
 bool __real_mp_lease_poll(mp_lease *lease);
@@ -82,6 +84,12 @@ bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
     loop->begin = first_of(thread, loop, thread->index);
     loop->end = first_of(thread, loop, thread->index + 1);
     return loop->begin < loop->end;
+}
+
+/* Rows of small models are taken one by one, although they take less than 20 us. */
+mp_team_loop __wrap_mp_team_rows(const mp_team_thread *thread, int64_t rows, int64_t floats) {
+    return atomic_load_explicit(&late, memory_order_relaxed) < 0 ? __real_mp_team_rows(thread, rows, floats)
+                                                                : mp_team_shared(rows, 1);
 }
 
 static void run_late(const mp_team_thread *thread, void *arg) {
