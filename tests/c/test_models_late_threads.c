@@ -66,6 +66,8 @@ MP_TEST_SECONDS(models_late_threads_of_decoders, 60) {
         {.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true},
         {.arch = "deepseek2", .experts = 6},
         {.arch = "olmo2"},
+        {.arch = "gemma4", .window = 80},
+        {.arch = "gemma4", .window = 80, .experts = 6},
         {.arch = "lfm3", .mixers = mixers},
     };
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {

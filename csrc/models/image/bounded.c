@@ -71,6 +71,7 @@ void mp_vit_bounded_after(const mp_row_context *context, const mp_vit_layer *lay
     run_part(context, &base->out, 0, &bounds[MP_VIT_OUT], rows, rows->mixed, rows->mixed, out, rows->hidden);
     mp_team_barrier(context->thread);
     add_rows(context, &bounds[MP_VIT_OUT], &base->attention_after, &base->ffn_norm, rows, out);
+    mp_team_barrier(context->thread);
     for (int p = MP_VIT_GATE; p <= MP_VIT_UP; p++) {
         run_part(context, &mlp->up, p - MP_VIT_GATE, &bounds[p], rows, rows->mixed, out, inner, width);
         mp_team_barrier(context->thread);
