@@ -477,20 +477,27 @@ static bool take_range(const mp_team_thread *thread, mp_team_loop *loop, int ind
     return true;
 }
 
+mp_team_loop mp_team_rows(const mp_team_thread *thread, int64_t rows, int64_t floats) {
+    enum { RANGE_FLOATS = 32768 };
+    assert(floats > 0);
+    const int64_t least = 1 + RANGE_FLOATS / floats;
+    return mp_team_shared(rows, rows > least * thread->count ? least : 0);
+}
+
 bool mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
-    assert(loop->n >= 0 && loop->least > 0);
+    assert(loop->n >= 0 && loop->least >= 0);
+    const bool own = thread->count == 1 || loop->least == 0;
     if (loop->number == 0) { /* before the first range */
         loop->number = 1;
-        if (thread->count > 1) {
-            thread->share->loops = thread->share->loops + 1 < 1u << NUMBER_BITS ? thread->share->loops + 1 : 1;
-            loop->number = thread->share->loops;
-        } else {
-            loop->begin = loop->starts ? loop->starts[0] : 0;
-            loop->end = loop->n;
+        if (own) {
+            loop->begin = share_start(thread, loop, thread->index);
+            loop->end = share_start(thread, loop, thread->index + 1);
             return loop->begin < loop->end;
         }
+        thread->share->loops = thread->share->loops + 1 < 1u << NUMBER_BITS ? thread->share->loops + 1 : 1;
+        loop->number = thread->share->loops;
     }
-    if (thread->count == 1)
+    if (own)
         return false;
     for (; loop->looked < thread->count && loop->looked <= REACH; loop->looked++)
         if (take_range(thread, loop, (thread->index + loop->looked) % thread->count))

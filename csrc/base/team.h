@@ -89,19 +89,23 @@ void mp_team_wait(const mp_team_thread *thread, mp_event_count *count, uint32_t 
 /* A region of the calling thread alone, for code that needs a region but no team. */
 static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0, 0}; }
 /* Split [0, n) into thread->count contiguous ranges whose inner ends are multiples of `grain`; the range of this thread
- * is [*begin, *end). */
+ * is [*begin, *end). For loops of which a thread reads its own results again before the next barrier, and for a loop
+ * that a pass runs once. All other loops: mp_team_next. */
 void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64_t *begin, int64_t *end);
 
 /* A loop over units of work that the threads of a region share, as one thread sees it. */
 typedef struct mp_team_loop {
     int64_t n;         /* number of units */
-    int64_t least;     /* units of the smallest range (>= 1): work of 10 us or more */
+    int64_t least;     /* units of the smallest range: work of 10 us or more. 0: each thread takes its own share only */
     const int *starts; /* [count + 1] first unit of each thread's share, ascending to n; NULL: equal shares of [0, n) */
     int64_t begin, end; /* the present range */
     uint32_t number;    /* private: number of the loop in its region */
     int looked;         /* private: shares in which this thread has found no range left */
 } mp_team_loop;
 static inline mp_team_loop mp_team_shared(int64_t n, int64_t least) { return (mp_team_loop){.n = n, .least = least}; }
+/* Returns a loop over rows whose body reads and writes about `floats` floats per row. Each thread takes its own share
+ * only if that takes less than about 20 us: a look at the shares of others would cost more than it gains. */
+mp_team_loop mp_team_rows(const mp_team_thread *thread, int64_t rows, int64_t floats);
 /* Move `loop` on to the next range that this thread takes. Returns false when no units are left. Each thread first
  * takes ranges of its own share from the front, so that it reads contiguous memory, and then ranges from the back of
  * the shares of others. Ranges get smaller down to `least`. A thread that is slow or has no CPU therefore holds up at

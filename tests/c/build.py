@@ -162,7 +162,7 @@ VARIANTS: dict[str, Variant] = {
 # Functions that test files replace, by GNU ld's --wrap. The flags are given only if the file takes part.
 REPLACED: dict[str, list[str]] = {
     # one thread of each region that is late, and the number of polls (tests/c/late_threads.h)
-    "late_threads.c": ["mp_team_barrier", "mp_team_next", "mp_lease_run", "mp_lease_poll"],
+    "late_threads.c": ["mp_team_barrier", "mp_team_next", "mp_team_rows", "mp_lease_run", "mp_lease_poll"],
     # kernels on models of instruction sets that the machine lacks (tests/c/modelled.h)
     "test_kernels_modelled.c": ["mp_cpu_init", "mp_cpu_features", "mp_amx_dense", "mp_amx_quant",
                                 "mp_amx_rows", "mp_amx_attention", "mp_avxvnni_dense", "mp_avxvnni_quant",

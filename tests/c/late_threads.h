@@ -6,7 +6,8 @@
 /* From now on, after each barrier and at the start of each region, thread `index` continues only when all other threads
  * have reached their next barrier or the end of the region. They do not wait for it until then: threads wait for each
  * other at barriers only. -1: no thread is late, the default. The caller's regions must run one at a time, with at most
- * eight threads. In every second region, threads compute their own shares of loops (mp_team_next) only. */
+ * eight threads. In every second region, each thread computes one share of each loop (mp_team_next), in turns. In
+ * the others, they take rows one by one (mp_team_rows). */
 void late_thread(int index);
 /* For tests that run with 1, 2, 3, ... threads: the first of two threads is late, the last of three; with any other
  * number none. */

@@ -328,13 +328,13 @@ static int check_taken(mp_lease *lease, int64_t n, int64_t least, const int *sta
 }
 
 MP_TEST(base_team_next_takes_each_unit_once) {
-    static const int64_t sizes[] = {0, 1, 2, 3, 4, 5, 11, 12, 33, UNITS}, leasts[] = {1, 3, 100, 5000};
+    static const int64_t sizes[] = {0, 1, 2, 3, 4, 5, 11, 12, 33, UNITS}, leasts[] = {0, 1, 3, 100, 5000};
     for (int threads = 1; threads <= MAX; threads++) {
         mp_team *team = make_team(threads - 1, "20");
         mp_lease lease;
         mp_team_lease(team, 99, &lease);
         for (int s = 0; s < 10; s++)
-            for (int l = 0; l < 4; l++)
+            for (int l = 0; l < 5; l++)
                 for (int turn = 0; turn < 20; turn++) {
                     const int ranges = check_taken(&lease, sizes[s], leasts[l], NULL, -1);
                     if (threads == 1)
@@ -384,6 +384,18 @@ MP_TEST(base_team_next_takes_small_ranges) {
         mp_team_return(&lease);
         mp_team_destroy(team);
     }
+}
+
+/* Short loops over rows are not divided into ranges, and each thread takes its own share. */
+MP_TEST(base_team_rows_are_taken_in_ranges_of_20_us) {
+    const mp_team_thread two = {.count = 2}, last = {.index = 1, .count = 2};
+    MP_CHECK_INT(mp_team_rows(&two, 100, 1024).least, 33);
+    MP_CHECK_INT(mp_team_rows(&two, 66, 1024).least, 0);
+    MP_CHECK_INT(mp_team_rows(&two, 3, 100000).least, 1);
+    mp_team_loop loop = mp_team_rows(&last, 66, 1024);
+    MP_CHECK(mp_team_next(&last, &loop));
+    MP_CHECK(loop.begin == 33 && loop.end == 66);
+    MP_CHECK(!mp_team_next(&last, &loop));
 }
 
 static mp_status team_life(void *arg, mp_error *error) {

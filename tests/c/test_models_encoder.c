@@ -64,7 +64,7 @@ MP_TEST_SECONDS(models_encoder_layers_with_larger_mlps, 60) {
         const mp_mlp *packed = &model->layers[i].base.ffn.mlp,
                      *mapped = &model->layers[1 - i].base.ffn.mlp;
         MP_CHECK(mp_mlp_scratch(packed, 64) < mp_mlp_scratch(mapped, 64));
-        bytes[i] = mp_encoder_group_scratch(model, 64, 2, MP_EMBED_POOLED);
+        bytes[i] = mp_encoder_group_scratch(model, 64, MP_EMBED_POOLED);
         MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, out[i]), MP_OUTCOME_DONE);
         tiny_unload(&tiny);
     }

@@ -172,7 +172,7 @@ MP_TEST(models_encoder_adapters_sizes_recorded) {
         const mp_encoder *model = (const mp_encoder *)tiny.model;
         tiny.loader.ops->footprint(tiny.loader.self, &got[0], &got[1]);
         got[2] = tiny.model->ops->bytes(tiny.model);
-        got[3] = mp_encoder_group_scratch(model, M, 1, MP_EMBED_POOLED);
+        got[3] = mp_encoder_group_scratch(model, M, MP_EMBED_POOLED);
         got[4] = (uint64_t)mp_encoder_barriers(model);
         got[5] = (uint64_t)model->base.facts.parameters;
         snprintf(what, sizeof what, "compute type %d", (int)classes[c]);

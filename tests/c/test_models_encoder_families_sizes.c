@@ -6,7 +6,7 @@
 
 /* Scratch, predicted memory, parameters and barriers of every family, as recorded. */
 MP_TEST(models_encoder_families_sizes_recorded) {
-    enum { T = 40, M = 100, THREADS = 3, COUNT = 7 };
+    enum { T = 40, M = 100, COUNT = 7 };
     static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
     static const uint64_t recorded[sizeof families / sizeof *families][3][COUNT] = {
         {{346112, 1245184, 346624, 240000, 38912, 29, 103872},
@@ -58,7 +58,7 @@ MP_TEST(models_encoder_families_sizes_recorded) {
         const mp_encoder *model = (const mp_encoder *)tiny.model;
         tiny.loader.ops->footprint(tiny.loader.self, &got[0], &got[1]);
         got[2] = tiny.model->ops->bytes(tiny.model);
-        got[3] = mp_encoder_group_scratch(model, M, THREADS, MP_EMBED_POOLED);
+        got[3] = mp_encoder_group_scratch(model, M, MP_EMBED_POOLED);
         got[4] = mp_encoder_thread_scratch(model, T, M, MP_EMBED_POOLED);
         got[5] = (uint64_t)mp_encoder_barriers(model);
         got[6] = (uint64_t)model->base.facts.parameters;

@@ -58,7 +58,8 @@ static void check(const tiny_kind *kind, const mp_dtype *types, int count, mp_co
 
 MP_TEST_SECONDS(models_late_threads_of_decoders, 60) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K}, floats[] = {MP_F32};
-    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1};
+    static const int64_t mixers[TINY_LAYERS] = {1, 0, 1}, scans[TINY_LAYERS] = {2, 0, 2},
+                         state_spaces[TINY_LAYERS] = {3, 0, 3};
     static const tiny_kind kinds[] = {
         {.arch = "llama"},
         {.arch = "gemma3", .window = 80, .scaled = true},
@@ -66,7 +67,12 @@ MP_TEST_SECONDS(models_late_threads_of_decoders, 60) {
         {.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true},
         {.arch = "deepseek2", .experts = 6},
         {.arch = "olmo2"},
+        {.arch = "gemma4", .window = 80},
+        {.arch = "gemma4", .window = 80, .experts = 6},
         {.arch = "lfm3", .mixers = mixers},
+        {.arch = "lfm2", .mixers = scans},
+        {.arch = "qwen3next", .mixers = scans},
+        {.arch = "lfm2", .mixers = state_spaces},
     };
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         check(&kinds[k], quantised, 3, MP_COMPUTE_AUTO);

@@ -186,13 +186,16 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
 /* Images and texts on two threads have the bits of one, whichever thread is late. */
 MP_TEST_SECONDS(models_vision_late_threads, 60) {
     static const mp_dtype floats[] = {MP_F32}, bytes[] = {MP_Q8_0};
-    for (int k = 0; k < 2; k++) {
+    static const tiny_kind *const kinds[] = {&llava_kind, &axial_kind, &bounded_kind};
+    for (int k = 0; k < 3; k++) {
         uint64_t expected[ITEMS], got[ITEMS];
         tile_rows = k ? ROWS / 4 : ROWS;
+        oblong = k == 2;
+        has_newline = k < 2;
         for (int threads = 1; threads <= 2; threads++) {
             tiny_model tiny;
-            tiny_load(&tiny, tiny_decoder_spec_as(k ? &axial_kind : &llava_kind, k ? bytes : floats, 1, 42, -1),
-                      k ? MP_COMPUTE_AUTO : MP_COMPUTE_F32, threads);
+            tiny_load(&tiny, tiny_decoder_spec_as(kinds[k], k == 1 ? bytes : floats, 1, 42, -1),
+                      k == 1 ? MP_COMPUTE_AUTO : MP_COMPUTE_F32, threads);
             cut(&tiny, 2, 20000);
             for (int late = 0; late < threads; late++) {
                 late_thread(late);

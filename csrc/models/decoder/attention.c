@@ -34,17 +34,17 @@ static void norm_wide(const mp_attend *run) {
     const mp_paged_attention *attention = run->attention;
     const mp_attention_shape *shape = attention->shape;
     const bool q = is_wide(run, &attention->q_norm), k = is_wide(run, &attention->k_norm);
-    int64_t begin, end;
     if (!q && !k)
         return;
-    mp_team_split(run->view->context.thread, run->view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *const row = run->qkv + r * shape->qkv_width, *const keys = row + shape->heads * shape->query_step;
-        if (q)
-            mp_norm_row(&attention->q_norm, row, row);
-        if (k)
-            mp_norm_row(&attention->k_norm, keys, keys);
-    }
+    mp_team_loop loop = mp_team_rows(run->view->context.thread, run->view->rows, shape->qkv_width);
+    while (mp_team_next(run->view->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *const row = run->qkv + r * shape->qkv_width, *const keys = row + shape->heads * shape->query_step;
+            if (q)
+                mp_norm_row(&attention->q_norm, row, row);
+            if (k)
+                mp_norm_row(&attention->k_norm, keys, keys);
+        }
     mp_team_barrier(run->view->context.thread);
 }
 
@@ -114,10 +114,8 @@ static void rotate_queries(const mp_attend *run, const mp_row_seq *seq, int row,
     }
 }
 
-static void store_all(const mp_attend *run) {
+static void store_units(const mp_attend *run, int64_t begin, int64_t end) {
     const mp_attention_shape *shape = run->attention->shape;
-    int64_t begin, end;
-    mp_team_split(run->view->context.thread, (int64_t)run->view->rows * shape->groups, 1, &begin, &end);
     int s = 0;
     for (int64_t i = begin; i < end; i++) { /* by row, then group; the first group of each KV head also stores the
                                              * head's key and value */
@@ -130,6 +128,15 @@ static void store_all(const mp_attend *run) {
             store_row(run, seq, row - seq->row0, head);
         rotate_queries(run, seq, row - seq->row0, group);
     }
+}
+
+static void store_all(const mp_attend *run) {
+    const mp_attention_shape *shape = run->attention->shape;
+    const mp_team_thread *thread = run->view->context.thread;
+    mp_team_loop loop = mp_team_rows(thread, (int64_t)run->view->rows * shape->groups,
+                                     shape->qkv_width / shape->groups);
+    while (mp_team_next(thread, &loop))
+        store_units(run, loop.begin, loop.end);
 }
 
 /* Returns the first KV block of the unit that any row of the unit sees. */

@@ -105,14 +105,14 @@ static float *norm_rows(const mp_decoder_pass *pass, const mp_decoder_view *view
     const int64_t hidden = pass->model->hidden;
     const bool own = view->rows <= MP_PRIVATE_ROWS;
     float *out = own ? view->own_rows : pass->normed;
-    int64_t row0 = 0, row1 = view->rows;
-    if (!own)
-        mp_team_split(view->context.thread, view->rows, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++)
-        if (norm->weight)
-            mp_norm_row(norm, x + r * hidden, out + r * hidden);
-        else
-            memcpy(out + r * hidden, x + r * hidden, (size_t)hidden * sizeof *out);
+    const mp_team_thread single = mp_team_single(), *const thread = own ? &single : view->context.thread;
+    mp_team_loop loop = mp_team_rows(thread, view->rows, hidden);
+    while (mp_team_next(thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++)
+            if (norm->weight)
+                mp_norm_row(norm, x + r * hidden, out + r * hidden);
+            else
+                memcpy(out + r * hidden, x + r * hidden, (size_t)hidden * sizeof *out);
     if (!own)
         mp_team_barrier(view->context.thread);
     return out;
@@ -132,9 +132,9 @@ static void add_up(const mp_decoder_pass *pass, const mp_decoder_view *view, con
     const mp_team_thread *thread = view->context.thread;
     const int64_t n = sum->n;
     mp_residual outputs = {.x = pass->added, .n = sum->n, .scratch = pass->normed};
-    int64_t begin, end;
-    mp_team_split(thread, view->rows, 1, &begin, &end); /* blocks add normed rows of the same split */
-    memset(outputs.x + begin * n, 0, (size_t)((end - begin) * n) * sizeof *outputs.x);
+    mp_team_loop cleared = mp_team_rows(thread, view->rows, n); /* blocks add to the rows behind a barrier */
+    while (mp_team_next(thread, &cleared))
+        memset(outputs.x + cleared.begin * n, 0, (size_t)((cleared.end - cleared.begin) * n) * sizeof *outputs.x);
     for (int f = 0; f < sub->ffns; f++) {
         const mp_ffn *ffn = sub->ffn[f];
         outputs.after = &ffn->after;
@@ -142,10 +142,12 @@ static void add_up(const mp_decoder_pass *pass, const mp_decoder_view *view, con
                       view->own, &outputs);
         mp_team_barrier(thread);
     }
-    for (int64_t r = begin; r < end; r++) {
-        mp_norm_row(sum->after, outputs.x + r * n, outputs.x + r * n);
-        mp_residual_row(sum, outputs.x + r * n, r);
-    }
+    mp_team_loop loop = mp_team_rows(thread, view->rows, n);
+    while (mp_team_next(thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            mp_norm_row(sum->after, outputs.x + r * n, outputs.x + r * n);
+            mp_residual_row(sum, outputs.x + r * n, r);
+        }
     mp_team_barrier(thread);
 }
 
@@ -276,7 +278,6 @@ static void embed_inputs(const mp_decoder_pass *pass, const mp_decoder_view *vie
     const mp_decoder *model = pass->model;
     const mp_team_thread *thread = view->context.thread;
     const int64_t all = (int64_t)model->inputs.width * model->layer_count;
-    int64_t row0, row1;
     mp_row_context context = view->context;
     for (int first = 0; first < pass->rows.M; first += pass->block_rows) {
         const int rows = pass->rows.M - first < pass->block_rows ? pass->rows.M - first : pass->block_rows;
@@ -285,9 +286,10 @@ static void embed_inputs(const mp_decoder_pass *pass, const mp_decoder_view *vie
                       NULL, pass->inputs + first * all, (int32_t)all);
         mp_team_barrier(thread);
     }
-    mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++) /* rows of images have negative ids */
-        finish_inputs(model, pass->rows.id[r], pass->inputs + r * all, (float *)(void *)view->own);
+    mp_team_loop loop = mp_team_rows(thread, pass->rows.M, all);
+    while (mp_team_next(thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) /* rows of images have negative ids */
+            finish_inputs(model, pass->rows.id[r], pass->inputs + r * all, (float *)(void *)view->own);
     mp_team_barrier(thread);
     /* pages of the table would stay resident, with those that the system maps around them */
     if (thread->index == 0 && !model->inputs.plain)
@@ -366,11 +368,15 @@ static void output_rows(const mp_decoder_pass *pass, const mp_decoder_view *view
     mp_team_barrier(thread);
     if (model->output_scale == 1 && model->output_softcap == 0)
         return;
-    int64_t begin, end;
-    mp_team_split(thread, (int64_t)M * model->vocab, 16, &begin, &end);
-    scale_row(model->output_scale, y + begin, end - begin);
-    if (model->output_softcap > 0)
-        mp_kernels_get()->softcap(model->output_softcap, end - begin, y + begin);
+    enum { EACH = 16 };
+    const int64_t all = (int64_t)M * model->vocab;
+    mp_team_loop loop = mp_team_rows(thread, (all + EACH - 1) / EACH, EACH);
+    while (mp_team_next(thread, &loop)) {
+        const int64_t begin = loop.begin * EACH, end = loop.end * EACH < all ? loop.end * EACH : all;
+        scale_row(model->output_scale, y + begin, end - begin);
+        if (model->output_softcap > 0)
+            mp_kernels_get()->softcap(model->output_softcap, end - begin, y + begin);
+    }
     mp_team_barrier(thread);
 }
 

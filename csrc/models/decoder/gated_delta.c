@@ -79,17 +79,17 @@ static void separate_parts(const mp_decoder_view *view, const mp_recurrent *own,
     const mp_matrix_heads *matrix = &own->matrix;
     const int group = matrix->heads / matrix->keys;
     const int inputs[] = {matrix->dk, matrix->dk, group * matrix->dv, group * matrix->dv}, gates[] = {group, group};
-    int64_t begin, end;
     if (!joins_inputs(own) && !joins_gates(own))
         return;
-    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *const row = at->projected + r * own->in.N, *const spare = (float *)(void *)view->own;
-        if (joins_inputs(own))
-            separate(row, matrix->keys, inputs, 4, spare);
-        if (joins_gates(own))
-            separate(row + gates_column(own), matrix->keys, gates, 2, spare);
-    }
+    mp_team_loop loop = mp_team_rows(view->context.thread, view->rows, own->in.N);
+    while (mp_team_next(view->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *const row = at->projected + r * own->in.N, *const spare = (float *)(void *)view->own;
+            if (joins_inputs(own))
+                separate(row, matrix->keys, inputs, 4, spare);
+            if (joins_gates(own))
+                separate(row + gates_column(own), matrix->keys, gates, 2, spare);
+        }
     mp_team_barrier(view->context.thread);
 }
 
@@ -103,40 +103,40 @@ static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const 
     /* x / |x| = rms_norm(x) / sqrt(dk) */
     const float eps = epsilon / (float)dk, unit = 1.0f / sqrtf((float)dk);
     float *const q_weight = (float *)(void *)view->own, *const k_weight = q_weight + dk;
-    int64_t begin, end;
     for (int i = 0; i < dk; i++) {
         q_weight[i] = 1.0f / (float)dk;
         k_weight[i] = unit;
     }
-    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *const row = at->mixed + r * own->conv.channels;
-        float *const beta = at->projected + r * own->in.N + gates_column(own), *const decay = beta + heads;
-        for (int h = 0; h < 2 * matrix->keys; h++)
-            call->rms_norm(row + h * dk, h < matrix->keys ? q_weight : k_weight, eps, dk, row + h * dk);
-        call->activate(MP_ACT_SIGMOID, heads, beta);
-        call->add(own->step_bias, heads, decay);
-        mp_softplus(decay, heads);
-        for (int h = 0; h < heads; h++)
-            decay[h] *= own->decay[h];
-        call->exp_sum(decay, heads, 0, decay);
-    }
+    mp_team_loop loop = mp_team_rows(view->context.thread, view->rows, 2 * (int64_t)matrix->keys * dk);
+    while (mp_team_next(view->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *const row = at->mixed + r * own->conv.channels;
+            float *const beta = at->projected + r * own->in.N + gates_column(own), *const decay = beta + heads;
+            for (int h = 0; h < 2 * matrix->keys; h++)
+                call->rms_norm(row + h * dk, h < matrix->keys ? q_weight : k_weight, eps, dk, row + h * dk);
+            call->activate(MP_ACT_SIGMOID, heads, beta);
+            call->add(own->step_bias, heads, decay);
+            mp_softplus(decay, heads);
+            for (int h = 0; h < heads; h++)
+                decay[h] *= own->decay[h];
+            call->exp_sum(decay, heads, 0, decay);
+        }
 }
 
 /* Norms and gates the thread's share of the rows of o. */
 static void finish(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at, float scale) {
     const mp_kernels *call = mp_kernels_get();
     const int64_t width = mp_matrix_values(&own->matrix);
-    int64_t begin, end;
-    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *const o = at->o + r * width;
-        for (int h = 0; h < own->matrix.heads; h++)
-            mp_norm_row(&own->norm, o + (ptrdiff_t)h * own->matrix.dv, o + (ptrdiff_t)h * own->matrix.dv);
-        call->gated(MP_ACT_SILU, at->projected + r * own->in.N + z_column(own), o, width, o);
-        for (int64_t i = 0; i < width && scale != 1; i++)
-            o[i] *= scale;
-    }
+    mp_team_loop loop = mp_team_rows(view->context.thread, view->rows, width);
+    while (mp_team_next(view->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *const o = at->o + r * width;
+            for (int h = 0; h < own->matrix.heads; h++)
+                mp_norm_row(&own->norm, o + (ptrdiff_t)h * own->matrix.dv, o + (ptrdiff_t)h * own->matrix.dv);
+            call->gated(MP_ACT_SILU, at->projected + r * own->in.N + z_column(own), o, width, o);
+            for (int64_t i = 0; i < width && scale != 1; i++)
+                o[i] *= scale;
+        }
 }
 
 static mp_mixed gated_delta_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_mixer *mixer,

@@ -65,16 +65,16 @@ static mp_status mamba2_read(const mp_layer_reader *reader, mp_mixer *mixer, mp_
 static void scale_parts(const mp_decoder_view *view, const mp_recurrent *own, const mp_recurrent_buffers *at) {
     const int64_t keys = mp_matrix_keys(&own->matrix), values = mp_matrix_values(&own->matrix);
     const int64_t widths[] = {values, values, keys, keys, own->matrix.heads};
-    int64_t begin, end;
     if (own->scales[0] == 0)
         return;
-    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *part = at->projected + r * own->in.N;
-        for (int p = 0; p < 5; part += widths[p++])
-            for (int64_t i = 0; i < widths[p]; i++)
-                part[i] *= own->scales[p];
-    }
+    mp_team_loop loop = mp_team_rows(view->context.thread, view->rows, own->in.N);
+    while (mp_team_next(view->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *part = at->projected + r * own->in.N;
+            for (int p = 0; p < 5; part += widths[p++])
+                for (int64_t i = 0; i < widths[p]; i++)
+                    part[i] *= own->scales[p];
+        }
     mp_team_barrier(view->context.thread);
 }
 
@@ -83,21 +83,21 @@ static void prepare(const mp_decoder_view *view, const mp_recurrent *own, const 
     const mp_kernels *call = mp_kernels_get();
     const int heads = own->matrix.heads, dv = own->matrix.dv;
     const int64_t channels = own->conv.channels;
-    int64_t begin, end;
-    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = at->mixed + r * channels;
-        float *v = at->projected + r * own->in.N + heads * dv, *const step = v + channels;
-        call->add(own->step_bias, heads, step);
-        mp_softplus(step, heads);
-        for (int h = 0; h < heads; h++, x += dv, v += dv) {
-            step[h] = step[h] < own->step_low ? own->step_low : step[h] > own->step_high ? own->step_high : step[h];
-            for (int i = 0; i < dv; i++)
-                v[i] = step[h] * x[i];
-            step[h] *= own->decay[h];
+    mp_team_loop loop = mp_team_rows(view->context.thread, view->rows, (int64_t)heads * dv);
+    while (mp_team_next(view->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            const float *x = at->mixed + r * channels;
+            float *v = at->projected + r * own->in.N + heads * dv, *const step = v + channels;
+            call->add(own->step_bias, heads, step);
+            mp_softplus(step, heads);
+            for (int h = 0; h < heads; h++, x += dv, v += dv) {
+                step[h] = step[h] < own->step_low ? own->step_low : step[h] > own->step_high ? own->step_high : step[h];
+                for (int i = 0; i < dv; i++)
+                    v[i] = step[h] * x[i];
+                step[h] *= own->decay[h];
+            }
+            call->exp_sum(step, heads, 0, step);
         }
-        call->exp_sum(step, heads, 0, step);
-    }
 }
 
 static void norm_groups(const mp_recurrent *own, float *y) {
@@ -111,22 +111,22 @@ static void finish(const mp_decoder_view *view, const mp_recurrent *own, const m
     const mp_kernels *call = mp_kernels_get();
     const int dv = own->matrix.dv;
     const int64_t width = mp_matrix_values(&own->matrix);
-    int64_t begin, end;
-    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        const float *const x = at->mixed + r * own->conv.channels, *const z = at->projected + r * own->in.N;
-        float *const y = at->o + r * width;
-        for (int h = 0; h < own->matrix.heads; h++)
-            for (int i = h * dv; i < (h + 1) * dv; i++)
-                y[i] += own->skip[h] * x[i];
-        if (own->norm_then_gate)
-            norm_groups(own, y);
-        call->gated(MP_ACT_SILU, z, y, width, y);
-        if (!own->norm_then_gate)
-            norm_groups(own, y);
-        for (int64_t i = 0; i < width && scale != 1; i++)
-            y[i] *= scale;
-    }
+    mp_team_loop loop = mp_team_rows(view->context.thread, view->rows, width);
+    while (mp_team_next(view->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            const float *const x = at->mixed + r * own->conv.channels, *const z = at->projected + r * own->in.N;
+            float *const y = at->o + r * width;
+            for (int h = 0; h < own->matrix.heads; h++)
+                for (int i = h * dv; i < (h + 1) * dv; i++)
+                    y[i] += own->skip[h] * x[i];
+            if (own->norm_then_gate)
+                norm_groups(own, y);
+            call->gated(MP_ACT_SILU, z, y, width, y);
+            if (!own->norm_then_gate)
+                norm_groups(own, y);
+            for (int64_t i = 0; i < width && scale != 1; i++)
+                y[i] *= scale;
+        }
 }
 
 static mp_mixed mamba2_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_mixer *mixer,

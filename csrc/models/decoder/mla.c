@@ -228,17 +228,17 @@ static void project(const mp_attend *run, const mp_mixer *mixer, const float *in
     const int64_t width = latents_width(latent, heads), keys = (int64_t)heads * shape->head_dim;
     mp_row_linear(context, &mixer->attention.qkv, in, model->hidden, M, NULL, latents, width);
     mp_team_barrier(context->thread);
-    int64_t begin, end;
-    mp_team_split(context->thread, M, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *row = latents + r * width, *kv = row + width - shape->head_dim;
-        float *k = run->qkv + r * shape->qkv_width + keys, *v = k + shape->head_dim;
-        if (latent->q_rank > 0)
-            mp_norm_row(&to->q_a_norm, row, row);
-        mp_norm_row(&to->kv_a_norm, kv, k);
-        memcpy(v, k, (size_t)latent->rank * sizeof *k);
-        memcpy(k + latent->rank, kv + latent->rank, (size_t)latent->rotated * sizeof *k);
-    }
+    mp_team_loop norms = mp_team_rows(context->thread, M, width);
+    while (mp_team_next(context->thread, &norms))
+        for (int64_t r = norms.begin; r < norms.end; r++) {
+            float *row = latents + r * width, *kv = row + width - shape->head_dim;
+            float *k = run->qkv + r * shape->qkv_width + keys, *v = k + shape->head_dim;
+            if (latent->q_rank > 0)
+                mp_norm_row(&to->q_a_norm, row, row);
+            mp_norm_row(&to->kv_a_norm, kv, k);
+            memcpy(v, k, (size_t)latent->rank * sizeof *k);
+            memcpy(k + latent->rank, kv + latent->rank, (size_t)latent->rotated * sizeof *k);
+        }
     mp_team_barrier(context->thread);
     const float *q = latents;
     int64_t ldq = width;
@@ -250,10 +250,12 @@ static void project(const mp_attend *run, const mp_mixer *mixer, const float *in
     }
     run_by_head(&to->k_b, context->thread, heads, q, ldq, part, M, run->qkv, shape->qkv_width, shape->head_dim,
                 by_head);
-    for (int64_t r = begin; r < end; r++)
-        for (int32_t h = 0; h < heads; h++)
-            memcpy(run->qkv + r * shape->qkv_width + (int64_t)h * shape->head_dim + latent->rank,
-                   q + r * ldq + (int64_t)h * part + latent->plain, (size_t)latent->rotated * sizeof *q);
+    mp_team_loop copies = mp_team_rows(context->thread, M, (int64_t)heads * latent->rotated);
+    while (mp_team_next(context->thread, &copies))
+        for (int64_t r = copies.begin; r < copies.end; r++)
+            for (int32_t h = 0; h < heads; h++)
+                memcpy(run->qkv + r * shape->qkv_width + (int64_t)h * shape->head_dim + latent->rank,
+                       q + r * ldq + (int64_t)h * part + latent->plain, (size_t)latent->rotated * sizeof *q);
 }
 
 static mp_mixed latent_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_mixer *mixer,

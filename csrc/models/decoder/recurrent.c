@@ -63,6 +63,22 @@ static float *log_of(const mp_state_rows *part, size_t offset) {
     return part->seq->log ? (float *)(void *)(part->seq->log + offset) : NULL;
 }
 
+enum { CHANNELS = 16 }; /* a unit of the loop */
+
+mp_team_loop mp_recurrent_channels(const mp_decoder_view *view, const mp_recurrent *own) {
+    return mp_team_rows(view->context.thread, (own->conv.channels + CHANNELS - 1) / CHANNELS,
+                        (int64_t)view->rows * own->conv.taps * CHANNELS);
+}
+
+bool mp_recurrent_next(const mp_decoder_view *view, const mp_recurrent *own, mp_team_loop *loop, int64_t *c0,
+                       int64_t *c1) {
+    if (!mp_team_next(view->context.thread, loop))
+        return false;
+    *c0 = loop->begin * CHANNELS;
+    *c1 = loop->end * CHANNELS < own->conv.channels ? loop->end * CHANNELS : own->conv.channels;
+    return true;
+}
+
 void mp_recurrent_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
                            const float *x, float *y, int64_t c0, int64_t c1) {
     mp_state_rows part;
@@ -157,11 +173,13 @@ void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost) {
 
 void mp_matrix_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
                         const float *x, float *y) {
+    mp_team_loop loop = mp_recurrent_channels(view, own);
     int64_t c0, c1;
-    mp_team_split(view->context.thread, own->conv.channels, 16, &c0, &c1);
-    mp_recurrent_convolve(pass, view, own, x, y, c0, c1);
-    for (int64_t r = 0; r < view->rows && c0 < c1; r++)
-        mp_kernels_get()->activate(MP_ACT_SILU, c1 - c0, y + r * own->conv.channels + c0);
+    while (mp_recurrent_next(view, own, &loop, &c0, &c1)) {
+        mp_recurrent_convolve(pass, view, own, x, y, c0, c1);
+        for (int64_t r = 0; r < view->rows; r++)
+            mp_kernels_get()->activate(MP_ACT_SILU, c1 - c0, y + r * own->conv.channels + c0);
+    }
 }
 
 typedef struct matrix_log { /* [MP_STATE_LOG, ld_k], [MP_STATE_LOG, ld_u], [MP_STATE_LOG, heads] */

@@ -78,7 +78,12 @@ mp_status mp_matrix_mixer_sizes(const mp_spec *spec, mp_mixer *mixer, mp_error *
 void mp_matrix_cost(const mp_mixer *mixer, mp_block_cost *cost);
 
 mp_recurrent_buffers mp_recurrent_buffers_of(const mp_decoder_pass *pass, const mp_recurrent *own);
-/* mp_causal_conv_rows of each sequence: y [rows, channels] = convolution(x [rows, in.N]) */
+/* A loop over the channels of the convolution, in ranges that are multiples of 16 but for the last one. _next moves it
+ * on to the next range [*c0, *c1) that the thread takes; see mp_team_next. */
+mp_team_loop mp_recurrent_channels(const mp_decoder_view *view, const mp_recurrent *own);
+bool mp_recurrent_next(const mp_decoder_view *view, const mp_recurrent *own, mp_team_loop *loop, int64_t *c0,
+                       int64_t *c1);
+/* mp_causal_conv_rows of each sequence, channels [c0, c1): y [rows, channels] = convolution(x [rows, in.N]) */
 void mp_recurrent_convolve(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_recurrent *own,
                            const float *x, float *y, int64_t c0, int64_t c1);
 /* The same for the thread's share of the channels, followed by SiLU. */

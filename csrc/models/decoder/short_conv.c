@@ -35,17 +35,19 @@ static mp_mixed short_conv_mix(const mp_decoder_pass *pass, const mp_decoder_vie
     const int64_t width = own->conv.channels, ld = own->in.N;
     const mp_recurrent_buffers at = mp_recurrent_buffers_of(pass, own);
     float *const bcx = at.projected, *const y = at.mixed;
-    int64_t c0, c1;
     mp_row_linear(&view->context, &own->in, in, width, view->rows, NULL, bcx, ld);
     mp_team_barrier(view->context.thread);
-    mp_team_split(view->context.thread, width, 16, &c0, &c1);
-    for (int64_t r = 0; r < view->rows; r++)
-        for (int64_t c = c0; c < c1; c++)
-            bcx[r * ld + 2 * width + c] *= bcx[r * ld + c];
-    mp_recurrent_convolve(pass, view, own, bcx + 2 * width, y, c0, c1);
-    for (int64_t r = 0; r < view->rows; r++)
-        for (int64_t c = c0; c < c1; c++)
-            y[r * width + c] *= bcx[r * ld + width + c] * scale;
+    mp_team_loop loop = mp_recurrent_channels(view, own);
+    int64_t c0, c1;
+    while (mp_recurrent_next(view, own, &loop, &c0, &c1)) {
+        for (int64_t r = 0; r < view->rows; r++)
+            for (int64_t c = c0; c < c1; c++)
+                bcx[r * ld + 2 * width + c] *= bcx[r * ld + c];
+        mp_recurrent_convolve(pass, view, own, bcx + 2 * width, y, c0, c1);
+        for (int64_t r = 0; r < view->rows; r++)
+            for (int64_t c = c0; c < c1; c++)
+                y[r * width + c] *= bcx[r * ld + width + c] * scale;
+    }
     mp_team_barrier(view->context.thread);
     return (mp_mixed){y, width};
 }

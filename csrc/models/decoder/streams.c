@@ -139,28 +139,28 @@ void mp_streams_predict(const mp_decoder_pass *pass, const mp_decoder_view *view
     const int64_t hidden = model->hidden;
     const int n = model->streams + 1;
     float factors[MOST][MOST], modalities[MOST], old[MOST];
-    int64_t begin, end;
     if (pass->rows.n_capture > 0)
         mp_team_barrier(view->context.thread); /* thread 0 may still copy rows, which this function changes */
-    mp_team_split(view->context.thread, view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *const x = pass->x + (view->first + r) * hidden, *const others = others_of(pass, view->first + r);
-        route(model, &layer->streams, x, (float *)(void *)view->own, modalities);
-        for (int to = 0; to < n; to++)
-            for (int from = 0; from < n; from++)
-                factors[to][from] = product(layer->streams.predict + (to * n + from) * n, modalities, n);
-        for (int64_t i = 0; i < hidden; i++) {
-            for (int s = 0; s < n; s++)
-                old[s] = s == 0 ? x[i] : others[(s - 1) * hidden + i];
-            for (int to = 0; to < n; to++) {
-                float sum = old[to];
+    mp_team_loop loop = mp_team_rows(view->context.thread, view->rows, hidden * n * n);
+    while (mp_team_next(view->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *const x = pass->x + (view->first + r) * hidden, *const others = others_of(pass, view->first + r);
+            route(model, &layer->streams, x, (float *)(void *)view->own, modalities);
+            for (int to = 0; to < n; to++)
                 for (int from = 0; from < n; from++)
-                    sum += old[from] * factors[to][from];
-                *(to == 0 ? &x[i] : &others[(to - 1) * hidden + i]) = sum;
+                    factors[to][from] = product(layer->streams.predict + (to * n + from) * n, modalities, n);
+            for (int64_t i = 0; i < hidden; i++) {
+                for (int s = 0; s < n; s++)
+                    old[s] = s == 0 ? x[i] : others[(s - 1) * hidden + i];
+                for (int to = 0; to < n; to++) {
+                    float sum = old[to];
+                    for (int from = 0; from < n; from++)
+                        sum += old[from] * factors[to][from];
+                    *(to == 0 ? &x[i] : &others[(to - 1) * hidden + i]) = sum;
+                }
             }
+            memcpy(pass->predicted + r * hidden, x, (size_t)hidden * sizeof *x);
         }
-        memcpy(pass->predicted + r * hidden, x, (size_t)hidden * sizeof *x);
-    }
     mp_team_barrier(view->context.thread);
 }
 
@@ -173,29 +173,32 @@ void mp_streams_correct(const mp_decoder_pass *pass, const mp_decoder_view *view
     const int n = model->streams + 1;
     const mp_residual output = {.x = pass->added, .n = model->hidden, .after = &inputs->after, .scratch = pass->normed};
     float modalities[MOST], factors[MOST];
-    int64_t begin, end;
-    mp_team_split(thread, view->rows, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *const x = pass->x + (view->first + r) * hidden, *const others = others_of(pass, view->first + r);
-        const float *const predicted = pass->predicted + r * hidden;
-        route(model, &layer->streams, x, (float *)(void *)view->own, modalities);
-        for (int s = 0; s < n; s++)
-            factors[s] = 1 + product(layer->streams.correct + s * n, modalities, n);
-        for (int64_t i = 0; i < hidden; i++) {
-            const float change = x[i] - predicted[i];
-            x[i] = predicted[i] + change * factors[0];
-            for (int s = 1; s < n; s++)
-                others[(s - 1) * hidden + i] += change * factors[s];
-            pass->normed[r * hidden + i] = x[i] * layer->streams.scale[i];
+    mp_team_loop loop = mp_team_rows(thread, view->rows, hidden * n);
+    while (mp_team_next(thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *const x = pass->x + (view->first + r) * hidden, *const others = others_of(pass, view->first + r);
+            const float *const predicted = pass->predicted + r * hidden;
+            route(model, &layer->streams, x, (float *)(void *)view->own, modalities);
+            for (int s = 0; s < n; s++)
+                factors[s] = 1 + product(layer->streams.correct + s * n, modalities, n);
+            for (int64_t i = 0; i < hidden; i++) {
+                const float change = x[i] - predicted[i];
+                x[i] = predicted[i] + change * factors[0];
+                for (int s = 1; s < n; s++)
+                    others[(s - 1) * hidden + i] += change * factors[s];
+                pass->normed[r * hidden + i] = x[i] * layer->streams.scale[i];
+            }
+            memset(pass->added + r * hidden, 0, (size_t)hidden * sizeof *pass->added);
         }
-        memset(pass->added + r * hidden, 0, (size_t)hidden * sizeof *pass->added);
-    }
     mp_team_barrier(thread);
     inputs->ffn[0]->ops->add(&view->context, inputs->ffn[0], pass->normed, view->rows, 1, pass->shared, view->own,
                              &output);
-    for (int64_t r = begin; r < end; r++) /* the thread's own rows */
-        for (int s = 0; s < model->streams; s++)
-            mp_kernels_get()->add(pass->added + r * hidden, hidden, others_of(pass, view->first + r) + s * hidden);
+    mp_team_barrier(thread);
+    mp_team_loop sums = mp_team_rows(thread, view->rows, hidden * n);
+    while (mp_team_next(thread, &sums))
+        for (int64_t r = sums.begin; r < sums.end; r++)
+            for (int s = 0; s < model->streams; s++)
+                mp_kernels_get()->add(pass->added + r * hidden, hidden, others_of(pass, view->first + r) + s * hidden);
     mp_team_barrier(thread);
 }
 

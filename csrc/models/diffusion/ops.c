@@ -62,10 +62,10 @@ bool mp_diff_add_gated(mp_diff_thread *l, const mp_linear *linear, const float *
         mp_linear_forward(linear, l->thread, x ? x + row * ldx : NULL, ldx, count, acts, NULL, NULL, NULL, part, n);
         if (!mp_diff_barrier(l))
             return false;
-        int64_t from, to;
-        mp_team_split(l->thread, count, 1, &from, &to);
-        for (int64_t r = from; r < to; r++)
-            call->mul_add(gate, part + r * n, n, h + (row + r) * n);
+        mp_team_loop loop = mp_team_rows(l->thread, count, n);
+        while (mp_team_next(l->thread, &loop))
+            for (int64_t r = loop.begin; r < loop.end; r++)
+                call->mul_add(gate, part + r * n, n, h + (row + r) * n);
     }
     return true;
 }

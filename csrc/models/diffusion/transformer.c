@@ -181,12 +181,12 @@ static void rotate_heads(mp_diff_thread *l, const mp_diffusion *model, const mp_
                          const float *angles, int64_t rows, float *qkv) {
     const int32_t H = model->hidden, D = model->head_dim;
     const mp_rope rope = {.dim = D};
-    int64_t from, to;
-    mp_team_split(l->thread, rows, 1, &from, &to);
-    for (int64_t row = from; row < to; row++)
-        for (int part = 0; part < 2; part++)
-            mp_attention_place(part ? k_norm : q_norm, angles ? &rope : NULL, angles ? angles + row * D : NULL, 0,
-                               model->heads, D, qkv + row * 3 * H + part * H);
+    mp_team_loop loop = mp_team_rows(l->thread, rows, 2 * (int64_t)H);
+    while (mp_team_next(l->thread, &loop))
+        for (int64_t row = loop.begin; row < loop.end; row++)
+            for (int part = 0; part < 2; part++)
+                mp_attention_place(part ? k_norm : q_norm, angles ? &rope : NULL, angles ? angles + row * D : NULL, 0,
+                                   model->heads, D, qkv + row * 3 * H + part * H);
 }
 
 static bool attend(mp_diff_thread *l, const mp_diffusion *model, const float *qkv, int64_t rows, float *out) {
@@ -209,12 +209,12 @@ static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out
     const bool fits = mp_linear_fits(up, out);
     for (int64_t row = 0; row < M; row += MP_DIFF_ROWS, normed += MP_DIFF_ROWS * (int64_t)H) {
         const int64_t rows = transformer_chunk(M - row);
-        int64_t from, to;
-        mp_team_split(l->thread, rows, 1, &from, &to);
         if (first && fits)
             mp_linear_lead(out, l->thread, first + row * H, H, H, (int)rows, r->inner);
-        for (int64_t i = from; first && !fits && i < to; i++)
-            memcpy(r->inner + i * width, first + (row + i) * H, (size_t)H * sizeof(float));
+        mp_team_loop loop = mp_team_rows(l->thread, first && !fits ? rows : 0, H);
+        while (mp_team_next(l->thread, &loop))
+            for (int64_t i = loop.begin; i < loop.end; i++)
+                memcpy(r->inner + i * width, first + (row + i) * H, (size_t)H * sizeof(float));
         if (fits)
             mp_linear_into(up, out, l->thread, normed, H, (int)rows, r->acts, gelu.act, r->inner);
         if (fits ? !mp_diff_barrier(l)

@@ -105,11 +105,11 @@ size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int ind
 
 static bool convolve(mp_diff_thread *l, const mp_conv *conv, const float *x, int height, int width, bool doubled,
                      const float *residual, float *y) {
-    int64_t from, to;
-    mp_team_split(l->thread, (int64_t)height * width, 1, &from, &to);
-    for (int64_t row = from; row < to && !mp_diff_poll(l); row += MP_CONV_ROWS)
-        mp_conv_forward(conv, x, height, width, doubled, row, row + MP_CONV_ROWS < to ? row + MP_CONV_ROWS : to,
-                        residual, y, l->own);
+    mp_team_loop loop = mp_team_shared((int64_t)height * width, MP_CONV_ROWS);
+    while (mp_team_next(l->thread, &loop))
+        for (int64_t row = loop.begin; row < loop.end && !mp_diff_poll(l); row += MP_CONV_ROWS)
+            mp_conv_forward(conv, x, height, width, doubled, row,
+                            row + MP_CONV_ROWS < loop.end ? row + MP_CONV_ROWS : loop.end, residual, y, l->own);
     return mp_diff_barrier(l);
 }
 
@@ -118,11 +118,11 @@ static bool normalise(mp_diff_thread *l, const buffers *r, const mp_group_norm *
     const int32_t n = norm->channels;
     const int64_t blocks = mp_group_norm_blocks(rows);
     float *sums = r->sums, *mean = r->mean, *scale = r->scale;
-    int64_t from, to;
-    mp_team_split(l->thread, blocks, 1, &from, &to);
     for (int pass = 0; pass < 2; pass++) {
-        for (int64_t b = from; b < to; b++)
-            mp_group_norm_sums(norm, x, rows, b, pass ? mean : NULL, sums + b * n);
+        mp_team_loop loop = mp_team_rows(l->thread, blocks, (int64_t)MP_GROUP_NORM_ROWS * n);
+        while (mp_team_next(l->thread, &loop))
+            for (int64_t b = loop.begin; b < loop.end; b++)
+                mp_group_norm_sums(norm, x, rows, b, pass ? mean : NULL, sums + b * n);
         if (!mp_diff_barrier(l))
             return false;
         if (l->thread->index == 0 && pass == 0)
@@ -132,9 +132,10 @@ static bool normalise(mp_diff_thread *l, const buffers *r, const mp_group_norm *
         if (!mp_diff_barrier(l))
             return false;
     }
-    mp_team_split(l->thread, rows, 1, &from, &to);
-    for (int64_t row = from; row < to; row++)
-        mp_kernels_get()->affine(x + row * n, mean, scale, norm->bias, act, n, y + row * n);
+    mp_team_loop loop = mp_team_rows(l->thread, rows, n);
+    while (mp_team_next(l->thread, &loop))
+        for (int64_t row = loop.begin; row < loop.end; row++)
+            mp_kernels_get()->affine(x + row * n, mean, scale, norm->bias, act, n, y + row * n);
     return mp_diff_barrier(l);
 }
 

@@ -50,7 +50,7 @@ static size_t adapter_scratch(const mp_encoder *model, int M) {
 
 /* The length of the longest text (the rows of the rotary tables) and the number of texts are unknown here. `M` is an
  * upper bound of both. */
-size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs) {
+size_t mp_encoder_group_scratch(const mp_encoder *model, int M, unsigned outputs) {
     size_t rows = (size_t)M * sizeof(float);
     const mp_block_needs needs = layer_needs(model, M);
     size_t acts = mp_larger(needs.acts, latent_acts(&model->latent, M));
@@ -59,8 +59,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, uns
     if (encoder_multiplies(model, outputs)) {
         acts = mp_larger(acts, mp_linear_scratch(&model->sparse_head.output, M));
         sparse = mp_arena_cost(rows * (size_t)model->sparse_head.chain.out) +
-                 mp_arena_cost((size_t)M * sizeof(mp_sparse_text)) +
-                 mp_arena_cost((size_t)M * (size_t)threads * sizeof(int32_t));
+                 mp_arena_cost((size_t)M * sizeof(mp_sparse_text));
     }
     return sparse + mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)encoder_wide(model)) +
            mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(needs.shared) +
@@ -135,11 +134,12 @@ static void embed(const pass *p, int longest) {
     }
 }
 
-/* Norm the thread's rows of x in place. No barrier. */
+/* Norm the rows of x that the thread takes in place. No barrier. */
 static void norm_sum(const pass *p, const mp_norm *norm) {
     mp_norm_rows(norm, p->context.thread, p->rows.M, p->rows.x, p->model->hidden, p->rows.x, p->model->hidden);
 }
 
+enum { CHANNELS = 16 }; /* threads take blocks of channels of a convolution */
 enum { PLACED = MP_ENCODER_ROPE | MP_ENCODER_HEAD_NORMS | MP_ENCODER_QUERY_NORMS };
 
 /* Returns true if the row of text `t` is a query of the layer's attention. */
@@ -148,8 +148,8 @@ static bool is_query(const pass *p, int t, int64_t row) {
     return !wanted || (row >= wanted->row0 && row < wanted->row0 + wanted->rows);
 }
 
-/* Norm and rotate queries and keys of the thread's rows. */
-static void rotate(const pass *p, const mp_transformer_layer *layer) {
+/* Norm and rotate queries and keys of rows [row0, row1). */
+static void rotate(const pass *p, const mp_transformer_layer *layer, int64_t row0, int64_t row1) {
     const mp_encoder *model = p->model;
     const mp_attention *shape = &model->attention;
     const int which = layer->window && model->rope[1].dim ? 1 : 0;
@@ -157,7 +157,7 @@ static void rotate(const pass *p, const mp_transformer_layer *layer) {
     for (int t = 0; t < p->count; t++)
         for (int32_t i = 0; i < p->texts[t].n; i++) {
             int64_t row = p->texts[t].row + i;
-            if (row < p->row0 || row >= p->row1)
+            if (row < row0 || row >= row1)
                 continue;
             float *q = p->rows.qkv + row * model->qkv_width, *k = q + model->q_width;
             const float *angles = rope ? p->angles[which] + (int64_t)i * rope->dim : NULL;
@@ -174,15 +174,13 @@ static void rotate(const pass *p, const mp_transformer_layer *layer) {
         }
 }
 
-/* Compute `mixed` by a convolution along each text; threads divide the channels. Rows that attention does not see count
- * as zeros. */
-static void convolve(const pass *p, const mp_encoder_conv *conv) {
+/* Compute channels [c0, c1) of `mixed` by a convolution along each text. Rows that attention does not see count as
+ * zeros. */
+static void convolve(const pass *p, const mp_encoder_conv *conv, int64_t c0, int64_t c1) {
     enum { ROWS = 64 };
     const int32_t n = p->model->hidden, taps = p->model->taps, before = p->model->taps_before;
     const int64_t ld = p->rows.ld_qkv, ld_out = p->rows.ld_mixed;
     const float *rows[ROWS + MP_BUILDER_TAPS];
-    int64_t c0, c1;
-    mp_team_split(p->context.thread, n, 16, &c0, &c1);
     for (int t = 0; t < p->count; t++) {
         const mp_encoder_text *text = &p->texts[t];
         const int32_t seen = text->attended < text->n ? text->attended : text->n;
@@ -192,7 +190,7 @@ static void convolve(const pass *p, const mp_encoder_conv *conv) {
                 parts[r * ld + 2 * n + c] *= parts[r * ld + c];
                 parts[r * ld + n + c] *= r < seen;
             }
-        for (int32_t row0 = 0; row0 < text->n && c0 < c1; row0 += ROWS) {
+        for (int32_t row0 = 0; row0 < text->n; row0 += ROWS) {
             const int32_t count = text->n - row0 < ROWS ? text->n - row0 : ROWS;
             for (int32_t i = 0; i < count + taps - 1; i++) {
                 const int32_t r = row0 + i - before;
@@ -214,12 +212,19 @@ static void rotate_and_attend(pass *p, const mp_encoder_layer *whole) {
     attention.relative = whole->relative.shape ? &whole->relative : NULL;
     mp_row_meet(&p->context);
     if (p->model->flags & PLACED && !whole->conv.kernel) {
-        rotate(p, layer);
+        mp_team_loop loop = mp_team_rows(p->context.thread, p->rows.M, p->model->q_width + p->model->kv_width);
+        while (mp_team_next(p->context.thread, &loop))
+            rotate(p, layer, loop.begin, loop.end);
         mp_row_meet(&p->context);
     }
-    if (whole->conv.kernel)
-        convolve(p, &whole->conv);
-    else
+    if (whole->conv.kernel) {
+        const int64_t blocks = (p->model->hidden + CHANNELS - 1) / CHANNELS;
+        mp_team_loop loop = mp_team_rows(p->context.thread, blocks, (int64_t)p->rows.M * 3 * CHANNELS);
+        while (mp_team_next(p->context.thread, &loop)) {
+            const int64_t end = loop.end * CHANNELS;
+            convolve(p, &whole->conv, loop.begin * CHANNELS, end < p->model->hidden ? end : p->model->hidden);
+        }
+    } else
         mp_transformer_attend(&p->context, layer, &attention, &p->rows, 0, p->thread_scratch);
     mp_row_meet(&p->context);
     if (!p->context.wanted)
@@ -243,11 +248,15 @@ static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
     rotate_and_attend(p, layer);
     mp_transformer_add_mixed(&p->context, &layer->base, rows);
     mp_row_meet(&p->context);
-    norm_sum(p, &layer->base.attention_norm);
-    if (p->input) {
-        p->call->add(p->input + p->row0 * n, (p->row1 - p->row0) * n, rows->x + p->row0 * n);
-        norm_sum(p, &layer->input_norm);
-    }
+    mp_team_loop loop = mp_team_rows(p->context.thread, rows->M, n);
+    while (mp_team_next(p->context.thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            mp_norm_row(&layer->base.attention_norm, rows->x + r * n, rows->x + r * n);
+            if (!p->input)
+                continue;
+            p->call->add(p->input + r * n, n, rows->x + r * n);
+            mp_norm_row(&layer->input_norm, rows->x + r * n, rows->x + r * n);
+        }
     mp_row_meet(&p->context);
     mp_transformer_feed(&p->context, &layer->base, &none, rows);
     mp_row_meet(&p->context);
@@ -276,9 +285,10 @@ static void attend_to_latents(const pass *p) {
     const float *in = mp_transformer_normed(&p->context, &latent->norm, &p->rows);
     mp_row_linear(&p->context, &latent->scores, in, n, M, NULL, scores, columns);
     mp_row_meet(&p->context);
-    for (int64_t r = p->row0; r < p->row1; r++)
-        for (int h = 0; h < latent->heads; h++) {
-            float *weights = scores + r * columns + h * latent->count;
+    mp_team_loop loop = mp_team_rows(p->context.thread, M, columns);
+    while (mp_team_next(p->context.thread, &loop))
+        for (int64_t unit = loop.begin * latent->heads; unit < loop.end * latent->heads; unit++) {
+            float *weights = scores + unit * latent->count;
             const float inverse = 1.0f / p->call->softmax(weights, latent->count);
             for (int i = 0; i < latent->count; i++)
                 weights[i] *= inverse;
@@ -349,15 +359,11 @@ static void list_adapters(pass *p, uint8_t **at) {
 /* Rows of text `t` that the last layer computed. */
 static int32_t kept_rows(const pass *p, int t) { return p->wanted ? p->wanted[t].rows : p->texts[t].n; }
 
-/* Computes the row heads, and the transform of the sparse head, of the thread's rows. */
-static void head_rows(const pass *p) {
+/* Computes the row heads, and the transform of the sparse head, of rows [from, to). */
+static void head_rows(const pass *p, int64_t from, int64_t to) {
     const mp_encoder *model = p->model;
     const mp_sparse_head *sparse = &model->sparse_head;
-    int64_t from, to, row = 0, out = 0;
-    int64_t all = 0;
-    for (int t = 0; t < p->count; t++)
-        all += kept_rows(p, t);
-    mp_team_split(p->context.thread, all, 1, &from, &to);
+    int64_t row = 0, out = 0;
     for (int t = 0; t < p->count; t++) {
         const mp_encoder_text *text = &p->texts[t];
         const int64_t first = from > row ? from - row : 0, n = kept_rows(p, t), last = to - row < n ? to - row : n;
@@ -406,7 +412,9 @@ static void encoder_finish(pass *p) {
     for (int t = 0; t < p->count; t++)
         heads = heads || p->texts[t].outputs & MP_EMBED_ROWS;
     if (heads) {
-        head_rows(p);
+        mp_team_loop loop = mp_team_shared(p->rows.M, MP_DENSE_ROWS);
+        while (mp_team_next(thread, &loop))
+            head_rows(p, loop.begin, loop.end);
         mp_team_barrier(thread);
     }
     if (p->sparse.count > 0) {
@@ -419,7 +427,7 @@ static void encoder_finish(pass *p) {
     for (int64_t t = 0, at = 0; t < text1; t++) {
         const bool joins = encoder_multiplies(p->model, p->texts[t].outputs);
         if (t >= text0 && joins)
-            mp_sparse_join(&p->sparse, thread->count, (int)at);
+            mp_sparse_join(&p->sparse, (int)at);
         at += joins;
         if (t >= text0)
             finish_text(p, &p->texts[t], rows, kept_rows(p, (int)t));
@@ -463,7 +471,6 @@ static pass encoder_begin(const mp_encoder *model, const mp_team_thread *thread,
         p.transformed = mp_scratch_take(&at, rows * (size_t)model->sparse_head.chain.out);
         mp_sparse_text *list = mp_scratch_take(&at, (size_t)M * sizeof *list);
         p.sparse = (mp_sparse_pass){.head = &model->sparse_head, .texts = list};
-        p.sparse.counts = mp_scratch_take(&at, (size_t)M * (size_t)thread->count * sizeof *p.sparse.counts);
         for (int t = 0; t < count; t++)
             if (encoder_multiplies(model, texts[t].outputs)) {
                 if (thread->index == 0)

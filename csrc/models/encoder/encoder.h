@@ -87,10 +87,10 @@ typedef struct mp_encoder_text { /* one text of a group */
 
 /* Mask of the outputs that the model has. */
 unsigned mp_encoder_outputs(const mp_encoder *model);
-/* mp_encoder_group_scratch: bytes of scratch of a group of M rows, which `threads` threads share.
+/* mp_encoder_group_scratch: bytes of scratch of a group of M rows.
  * mp_encoder_thread_scratch: bytes per thread, for texts of up to T tokens in groups of up to M rows; less once all
  * weights are packed. `outputs`: mask of the outputs that texts ask for. */
-size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs);
+size_t mp_encoder_group_scratch(const mp_encoder *model, int M, unsigned outputs);
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs);
 /* Compute a group. Call on all threads of the region with the same group and group scratch, each with its own thread
  * scratch. lease: reports progress. Sets `finite` of every text. The bits do not depend on the grouping or the threads.

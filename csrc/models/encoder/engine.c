@@ -293,8 +293,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
                     .step = {.groups = &engine->groups,
                              .lease = lease,
                              .together = together,
-                             .group_bytes = mp_encoder_group_scratch(engine->model, most_rows,
-                                                                     together ? lease->threads : 1, outputs),
+                             .group_bytes = mp_encoder_group_scratch(engine->model, most_rows, outputs),
                              .thread_bytes = mp_encoder_thread_scratch(engine->model, longest, most_rows, outputs),
                              .run = run_group}};
     run.step.arg = &run;

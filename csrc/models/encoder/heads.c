@@ -147,59 +147,51 @@ static void reduce_columns(const mp_sparse_head *head, const float *tile, int64_
             out[c] += weight_of(head, tile[r * ld + c]);
 }
 
-typedef struct tile_call {
-    const mp_sparse_pass *pass;
-    int32_t *counts; /* [texts] weights that this thread has written */
-    int32_t first;   /* first column of this thread; -1 before the first tile */
-} tile_call;
-
-static void take_tile(void *arg, int32_t column, int32_t columns, const float *tile, int64_t ld) {
-    tile_call *call = arg;
-    const mp_sparse_head *head = call->pass->head;
-    float reduced[TILE_COLUMNS];
-    if (call->first < 0)
-        call->first = column;
-    for (int t = 0; t < call->pass->count; t++) {
-        const mp_sparse_text *text = &call->pass->texts[t];
-        reduce_columns(head, tile, ld, text->rows, columns, reduced);
-        tile += text->rows * ld;
-        int32_t at = call->first + call->counts[t];
-        for (int32_t c = 0; c < columns; c++) {
-            const float weight = head->sum ? reduced[c] : weight_of(head, reduced[c]);
-            if (weight == 0)
-                continue;
-            text->ids[at] = column + c;
-            text->values[at++] = weight;
-        }
-        call->counts[t] = at - call->first;
+/* Lists the weights of a panel of `columns` columns from `column` on. */
+static void list_weights(const mp_sparse_head *head, const float *reduced, int32_t column, int32_t columns,
+                         const mp_sparse_text *text) {
+    int32_t at = column;
+    for (int32_t c = 0; c < columns; c++) {
+        const float weight = head->sum ? reduced[c] : weight_of(head, reduced[c]);
+        if (weight == 0)
+            continue;
+        text->ids[at] = column + c;
+        text->values[at++] = weight;
     }
+    if (at < column + columns)
+        text->ids[at] = -1;
 }
 
-/* First column of a thread: the inverse of the division in mp_linear_tiles. */
-static int32_t first_column(const mp_sparse_head *head, int threads, int index) {
-    return (int32_t)((int64_t)head->output.w[0].panels * index / threads) * MP_PANEL_N;
+static void take_tile(void *arg, int32_t column, int32_t columns, const float *tile, int64_t ld) {
+    const mp_sparse_pass *pass = arg;
+    float reduced[TILE_COLUMNS];
+    for (int t = 0; t < pass->count; t++) {
+        const mp_sparse_text *text = &pass->texts[t];
+        reduce_columns(pass->head, tile, ld, text->rows, columns, reduced);
+        tile += text->rows * ld;
+        for (int32_t c = 0; c < columns; c += MP_PANEL_N)
+            list_weights(pass->head, reduced + c, column + c, columns - c < MP_PANEL_N ? columns - c : MP_PANEL_N,
+                         text);
+    }
 }
 
 void mp_sparse_product(const mp_sparse_pass *pass, const mp_team_thread *thread, const float *rows, int M, void *acts,
                        uint8_t *panel_scratch, float *tile) {
-    tile_call call = {.pass = pass, .counts = pass->counts + (int64_t)thread->index * pass->count, .first = -1};
-    memset(call.counts, 0, (size_t)pass->count * sizeof *call.counts);
     mp_linear_tiles(&pass->head->output, thread, rows, pass->head->chain.out, M, acts, panel_scratch, tile, take_tile,
-                    &call);
-    assert(call.first < 0 || call.first == first_column(pass->head, thread->count, thread->index));
+                    (void *)(uintptr_t)pass); /* read only */
 }
 
-void mp_sparse_join(const mp_sparse_pass *pass, int threads, int index) {
+void mp_sparse_join(const mp_sparse_pass *pass, int index) {
     const mp_sparse_text *text = &pass->texts[index];
-    int32_t at = pass->counts[index];
-    for (int i = 1; i < threads; i++) {
-        const int32_t from = first_column(pass->head, threads, i);
-        const int32_t count = pass->counts[(int64_t)i * pass->count + index];
-        memmove(text->ids + at, text->ids + from, (size_t)count * sizeof *text->ids);
-        memmove(text->values + at, text->values + from, (size_t)count * sizeof *text->values);
-        at += count;
+    int32_t to = 0;
+    for (int32_t column = 0; column < pass->head->vocab; column += MP_PANEL_N) {
+        const int32_t left = pass->head->vocab - column, end = column + (left < MP_PANEL_N ? left : MP_PANEL_N);
+        for (int32_t from = column; from < end && text->ids[from] >= 0; from++) {
+            text->ids[to] = text->ids[from];
+            text->values[to++] = text->values[from];
+        }
     }
-    *text->count = at;
+    *text->count = to;
 }
 
 static bool is_skipped(const mp_sparse_head *head, int32_t id) {

@@ -58,13 +58,13 @@ void mp_row_head_rows(const mp_row_head *head, const float *states, int M, bool 
 
 /* ---- VOCABULARY -------------------------------------------------------------------------------------------------- */
 
-/* Reduces tiles of the product to weights. Each thread writes the weights of its range of the vocabulary to where that
- * range begins in the text's arrays; mp_sparse_join then moves the ranges together. */
+/* Reduces tiles of the product to weights. The weights of each panel of the vocabulary are written to where the panel
+ * begins in the text's arrays, followed by an id of -1 unless all of its weights are listed; mp_sparse_join then moves
+ * them together. */
 typedef struct mp_sparse_pass {
     const mp_sparse_head *head;
     const mp_sparse_text *texts; /* [count] */
     int count;
-    int32_t *counts; /* [threads, count] weights that each thread has written */
 } mp_sparse_pass;
 
 /* Multiplies the transformed rows of all texts, in order, [M, chain.out]. Call on all threads; there may be a barrier
@@ -72,8 +72,8 @@ typedef struct mp_sparse_pass {
  * thread. */
 void mp_sparse_product(const mp_sparse_pass *pass, const mp_team_thread *thread, const float *rows, int M, void *acts,
                        uint8_t *panel_scratch, float *tile);
-/* Joins the ranges of one text. Call after a barrier, on one thread per text. */
-void mp_sparse_join(const mp_sparse_pass *pass, int threads, int index);
+/* Joins the weights of one text. Call after a barrier, on one thread per text. */
+void mp_sparse_join(const mp_sparse_pass *pass, int index);
 
 /* ---- TOKENS ------------------------------------------------------------------------------------------------------ */
 

@@ -10,8 +10,9 @@
 enum { EMBED, BEFORE, ATTEND, AFTER };
 
 /* An attention part is a range of rows of one head. It has at most PART_OPS operations, but at least PART_GRAINS grains
- * of rows, to amortise copying the keys and values. The copies take longer in bfloat16. */
-enum { PART_OPS = 500000000, PART_GRAINS = 2, PART_GRAINS_BF16 = 6 };
+ * of rows, to amortise copying the keys and values. The copies take longer in bfloat16. LEAST_OPS: operations of the
+ * smallest range of parts that a thread takes, about 20 us. */
+enum { PART_OPS = 500000000, LEAST_OPS = 2000000, PART_GRAINS = 2, PART_GRAINS_BF16 = 6 };
 
 typedef struct work { /* one thread's view of a pass */
     mp_vit_thread *l;
@@ -172,10 +173,8 @@ static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, 
         }
 }
 
-/* Unfold patches [patch0, patch1) of the group, one per row. */
-static void unfold(const work *w, int64_t patch0, int64_t patch1, float *out) {
-    int64_t first, end;
-    mp_team_split(w->thread, patch1 - patch0, 1, &first, &end);
+/* Unfold the patches [first, end) after patch `patch0` of the group, one per row. */
+static void unfold(const work *w, int64_t patch0, int64_t first, int64_t end, float *out) {
     for (int i = 0; i < w->pass->count; i++) {
         const mp_vit_image *image = &w->pass->images[i];
         if (image->patch >= patch0 + end || image->patch + image->down * image->across <= patch0 + first)
@@ -241,21 +240,24 @@ static int64_t patch_at(const work *w, int64_t row) {
 
 static uint64_t embed(const work *w, mp_vit_cursor *at) {
     const mp_vit *model = w->model;
-    int64_t first, end, row0, row1;
+    int64_t row0, row1;
     next_rows(w, at, w->pass->M, &row0, &row1);
     const int64_t patch0 = patch_at(w, row0), patch1 = patch_at(w, row1);
-    unfold(w, patch0, patch1, w->inner);
+    mp_team_loop patches = mp_team_rows(w->thread, patch1 - patch0, model->patches.K);
+    while (mp_team_next(w->thread, &patches))
+        unfold(w, patch0, patches.begin, patches.end, w->inner);
     mp_team_barrier(w->thread);
     mp_row_linear(&w->context, &model->patches, w->inner, model->patches.K, (int)(patch1 - patch0), NULL,
                   w->mixed + patch0 * model->hidden, model->hidden);
     mp_team_barrier(w->thread);
-    mp_team_split(w->thread, row1 - row0, 1, &first, &end);
-    for (int i = 0; i < w->pass->count; i++) {
-        const mp_vit_image *image = &w->pass->images[i];
-        int64_t n = row0 + first - image->row, last = row0 + end - image->row;
-        for (n = n > 0 ? n : 0; n < last && n < image->n; n++)
-            embed_row(model, image, (int)n, w->mixed, w->l->own, w->x + (image->row + n) * model->hidden);
-    }
+    mp_team_loop rows = mp_team_rows(w->thread, row1 - row0, model->hidden);
+    while (mp_team_next(w->thread, &rows))
+        for (int i = 0; i < w->pass->count; i++) {
+            const mp_vit_image *image = &w->pass->images[i];
+            int64_t n = row0 + rows.begin - image->row, last = row0 + rows.end - image->row;
+            for (n = n > 0 ? n : 0; n < last && n < image->n; n++)
+                embed_row(model, image, (int)n, w->mixed, w->l->own, w->x + (image->row + n) * model->hidden);
+        }
     step_on(at, row1, w->pass->M);
     return 2 * (uint64_t)(patch1 - patch0) * (uint64_t)model->patches.K * (uint64_t)model->hidden;
 }
@@ -289,16 +291,14 @@ static void norm_heads(const mp_vit *model, const mp_vit_layer *layer, const flo
     mp_attention_place(&values, NULL, NULL, 0, model->heads, model->head_dim, qkv);
 }
 
-/* Rotate queries and keys of axial networks, by line and column. */
+/* Rotate queries and keys of rows of axial networks, by line and column. */
 static void rotate(const work *w, int layer, int64_t row0, int64_t row1) {
     const mp_rope rope = {.dim = w->model->head_dim, .neox = w->model->neox};
     const mp_norm none = {0};
     const mp_vit *model = w->model;
-    int64_t first, end;
-    mp_team_split(w->thread, row1 - row0, 1, &first, &end);
     for (int i = 0; i < w->pass->count; i++) {
         const mp_vit_image *image = &w->pass->images[i];
-        int64_t n = row0 + first - image->row, last = row0 + end - image->row;
+        int64_t n = row0 - image->row, last = row1 - image->row;
         for (n = n > 0 ? n : 0; n < last && n < image->n; n++) {
             const float *rotation = image->rotation + n * model->head_dim;
             float *qkv = w->wide + (image->row + n) * 3 * model->hidden;
@@ -336,7 +336,9 @@ static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
         mp_transformer_before(&context, &layer->base, &rows);
     if (w->model->axial) {
         mp_team_barrier(w->thread);
-        rotate(w, at->layer, row0, row1);
+        mp_team_loop loop = mp_team_rows(w->thread, row1 - row0, 3 * (int64_t)w->model->hidden);
+        while (mp_team_next(w->thread, &loop))
+            rotate(w, at->layer, row0 + loop.begin, row0 + loop.end);
     }
     step_on(at, row1, w->pass->M);
     return (uint64_t)(row1 - row0) * mp_vit_keys_ops(w->model) +
@@ -409,13 +411,27 @@ static void attend_part(const work *w, const field *f, int64_t part) {
         mp_lease_poll(w->pass->lease); /* report a heartbeat */
 }
 
-/* Compute attention parts from the cursor on, the same number on each thread. */
+/* Compute attention parts [part, last), numbered image by image and window by window. */
+static void attend_parts(const work *w, int layer, int64_t part, int64_t last) {
+    const mp_vit_pass *pass = w->pass;
+    const bool windowed = w->model->layers[layer].windowed;
+    int64_t base = 0;
+    for (int i = 0; i < pass->count && part < last; i++)
+        for (int n = 0; n < (windowed ? pass->images[i].window_count : 1) && part < last; n++) {
+            const field f = field_at(w, layer, i, n);
+            for (; part < last && part < base + f.part_count; part++)
+                attend_part(w, &f, part - base);
+            base += f.part_count;
+        }
+}
+
+/* Compute attention parts from the cursor on, a multiple of the number of threads while there are so many. */
 static uint64_t attend(const work *w, mp_vit_cursor *at) {
     const mp_vit_pass *pass = w->pass;
     const int64_t threads = w->thread->count;
     const bool windowed = w->model->layers[at->layer].windowed;
     const int64_t first = at->at;
-    int64_t all = 0, taken = 0, begin, end;
+    int64_t all = 0, taken = 0;
     uint64_t ops = 0;
     for (int i = 0; i < pass->count; i++)
         for (int n = 0; n < (windowed ? pass->images[i].window_count : 1); n++) {
@@ -432,15 +448,9 @@ static uint64_t attend(const work *w, mp_vit_cursor *at) {
             ops += (uint64_t)more * f.ops -
                    mp_vit_attention_ops(w->model, lasts * (f.parts * f.each - f.queries), f.T);
         }
-    mp_team_split(w->thread, taken, 1, &begin, &end);
-    int64_t part = first + begin, last = first + end, base = 0;
-    for (int i = 0; i < pass->count && part < last; i++)
-        for (int n = 0; n < (windowed ? pass->images[i].window_count : 1) && part < last; n++) {
-            const field f = field_at(w, at->layer, i, n);
-            for (; part < last && part < base + f.part_count; part++)
-                attend_part(w, &f, part - base);
-            base += f.part_count;
-        }
+    mp_team_loop loop = mp_team_shared(taken, 1 + (int64_t)(LEAST_OPS / (1 + ops / (uint64_t)(taken + !taken))));
+    while (mp_team_next(w->thread, &loop))
+        attend_parts(w, at->layer, first + loop.begin, first + loop.end);
     step_on(at, first + taken, all);
     return ops;
 }

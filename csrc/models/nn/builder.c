@@ -414,12 +414,14 @@ typedef struct split_run {
 } split_run;
 
 static void split_body(const mp_team_thread *thread, void *arg) {
+    enum { LEAST_BYTES = 256 << 10 }; /* are packed in 20 us or more */
     split_run *run = arg;
-    int64_t begin, end;
-    mp_team_split(thread, run->job->linear->w[run->job->part].panels, 1, &begin, &end);
+    const mp_wmat *w = &run->job->linear->w[run->job->part];
     uint8_t *scratch = run->all->scratch ? run->all->scratch + (size_t)thread->index * run->all->stride : NULL;
-    if (begin < end && !pack_panels(run->job, (int)begin, (int)end, scratch))
-        atomic_store_explicit(&run->all->infinite, true, memory_order_relaxed);
+    mp_team_loop loop = mp_team_shared(w->panels, 1 + LEAST_BYTES / (int64_t)w->panel_bytes);
+    while (mp_team_next(thread, &loop))
+        if (!pack_panels(run->job, (int)loop.begin, (int)loop.end, scratch))
+            atomic_store_explicit(&run->all->infinite, true, memory_order_relaxed);
 }
 
 /* Leaves the matrices that may stay unpacked as stored, if together they have enough bytes. */

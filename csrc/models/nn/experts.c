@@ -170,16 +170,19 @@ static void route(const mp_expert_use *use, const float *x) {
     const mp_experts *experts = use->experts;
     const mp_expert_scratch *s = &use->s;
     const mp_epilogue plain = {0};
-    int64_t begin, end;
     mp_linear_forward(&experts->router, use->thread, x, experts->router.K, use->M, NULL, NULL, NULL, &plain, s->scores,
                       experts->count);
     mp_team_barrier(use->thread);
-    mp_team_split(use->thread, use->M, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++)
-        mp_route(&experts->routing, experts->correction, experts->count, experts->used, s->scores + r * experts->count,
-                 s->merit + r * experts->count, s->chosen + r * experts->used, s->weight + r * experts->used);
-    for (int64_t i = begin * experts->used; experts->scale && i < end * experts->used; i++)
-        s->weight[i] *= experts->scale[s->chosen[i]];
+    /* to choose each expert, a row's scores are read again */
+    mp_team_loop loop = mp_team_rows(use->thread, use->M, (int64_t)experts->count * experts->used);
+    while (mp_team_next(use->thread, &loop)) {
+        for (int64_t r = loop.begin; r < loop.end; r++)
+            mp_route(&experts->routing, experts->correction, experts->count, experts->used,
+                     s->scores + r * experts->count, s->merit + r * experts->count, s->chosen + r * experts->used,
+                     s->weight + r * experts->used);
+        for (int64_t i = loop.begin * experts->used; experts->scale && i < loop.end * experts->used; i++)
+            s->weight[i] *= experts->scale[s->chosen[i]];
+    }
     mp_team_barrier(use->thread);
     if (use->thread->index == 0)
         experts_group(experts, use->M, s);
@@ -434,19 +437,25 @@ static void multiply(mp_expert_use *use, const float *x) {
     const int32_t n = use->M * experts->used;
     const int parts = experts->plain ? 1 : 2;
     mp_acts acts;
-    int64_t begin, end;
-    mp_team_split(use->thread, n, 1, &begin, &end);
-    for (int64_t i = begin; i < end; i++)
-        memcpy(s->wide + i * hidden, x + s->row[i] * hidden, (size_t)hidden * sizeof *x);
     mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), n, experts->hidden, s->acts);
-    mp_acts_fill(&acts, s->wide, hidden, (int)begin, (int)end);
+    mp_acts_fill(&acts, s->wide, hidden, 0, 0); /* floats: points to them, on every thread */
+    mp_team_loop copied = mp_team_rows(use->thread, n, hidden);
+    while (mp_team_next(use->thread, &copied)) {
+        for (int64_t i = copied.begin; i < copied.end; i++)
+            memcpy(s->wide + i * hidden, x + s->row[i] * hidden, (size_t)hidden * sizeof *x);
+        mp_acts_fill(&acts, s->wide, hidden, (int)copied.begin, (int)copied.end);
+    }
     mp_team_barrier(use->thread);
     run_matrices(use, &first[2 - parts], parts, &acts, s->inner, wide);
     mp_team_barrier(use->thread);
-    for (int64_t i = begin; i < end; i++)
-        activate(experts, s->inner + i * wide);
     mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), n, experts->ffn, s->acts);
-    mp_acts_fill(&acts, s->inner, wide, (int)begin, (int)end);
+    mp_acts_fill(&acts, s->inner, wide, 0, 0);
+    mp_team_loop activated = mp_team_rows(use->thread, n, wide);
+    while (mp_team_next(use->thread, &activated)) {
+        for (int64_t i = activated.begin; i < activated.end; i++)
+            activate(experts, s->inner + i * wide);
+        mp_acts_fill(&acts, s->inner, wide, (int)activated.begin, (int)activated.end);
+    }
     mp_team_barrier(use->thread);
     run_matrices(use, second, 1, &acts, s->wide, hidden);
 }
@@ -475,12 +484,12 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
                         int M, float scale, void *scratch, void *own, mp_lease *lease, float *y) {
     mp_expert_use use = {.experts = experts, .thread = thread, .lease = lease, .own = own, .M = M,
                          .s = lay_out(experts, M, scratch)};
-    int64_t begin, end;
     route(&use, routed);
     mp_expert_fetch(&use);
     multiply(&use, x);
     mp_expert_fetched(&use);
-    mp_team_split(thread, M, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++)
-        add_up(experts, &use.s, r, scale, y + r * experts->hidden);
+    mp_team_loop loop = mp_team_rows(thread, M, (int64_t)experts->hidden * experts->used);
+    while (mp_team_next(thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++)
+            add_up(experts, &use.s, r, scale, y + r * experts->hidden);
 }

@@ -76,9 +76,8 @@ size_t mp_experts_scratch(const mp_experts *experts, int M);
 size_t mp_experts_thread_scratch(const mp_experts *experts);
 /* y [M, hidden] += bias; y += scale * experts(x [M, hidden]), which the router chooses by `routed` [M, router.K]. x and
  * `routed` must be complete, and must not be y. All threads of the region must call it, with the same arguments except
- * `own`. Reports progress to the lease before each matrix, which
- * the system may have to read from a disk; NULL: reports nothing. Each thread ends with its rows of y (mp_team_split of
- * M), WITHOUT a barrier. */
+ * `own`. Reports progress to the lease before each matrix, which the system may have to read from a disk; NULL: reports
+ * nothing. Ends WITHOUT a barrier. */
 void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *routed, const float *x,
                         int M, float scale, void *scratch, void *own, mp_lease *lease, float *y);
 

@@ -60,7 +60,7 @@ static void experts_cost(const mp_ffn *ffn, mp_block_cost *cost) {
     }
     mp_cost_linear(cost, &ffn->mlp.up);
     mp_cost_linear(cost, &ffn->mlp.down);
-    cost->barriers += has_latents(ffn) ? 11 : 8;
+    cost->barriers += has_latents(ffn) ? 11 : ffn->norm.n > 0 ? 9 : 8;
 }
 
 /* Adds experts that see latents of the rows. */
@@ -69,10 +69,10 @@ static bool latents_add(const mp_row_context *context, const mp_ffn *ffn, const 
     const int64_t width = ffn->mlp.up.N;
     float *const x = mp_scratch_take(&shared, latents_bytes(ffn, M));
     float *const y = mp_scratch_take(&shared, latents_bytes(ffn, M));
-    int64_t begin, end;
     mp_row_linear(context, &ffn->mlp.up, in, sum->n, M, NULL, x, width);
-    mp_team_split(context->thread, M, 1, &begin, &end); /* the rows of y that mp_experts_forward gives the thread */
-    memset(y + begin * width, 0, (size_t)((end - begin) * width) * sizeof *y);
+    mp_team_loop loop = mp_team_rows(context->thread, M, width);
+    while (mp_team_next(context->thread, &loop))
+        memset(y + loop.begin * width, 0, (size_t)((loop.end - loop.begin) * width) * sizeof *y);
     if (!mp_row_meet(context))
         return false;
     mp_experts_forward(&ffn->experts, context->thread, in, x, M, scale, shared, own, context->lease, y);
@@ -86,22 +86,26 @@ static bool normed_add(const mp_row_context *context, const mp_ffn *ffn, const f
     float *const routed = mp_scratch_take(&shared, rows_bytes(ffn, M));
     float *const x = mp_scratch_take(&shared, rows_bytes(ffn, M));
     float *const y = mp_scratch_take(&shared, rows_bytes(ffn, M));
-    int64_t begin, end;
-    mp_team_split(context->thread, M, 1, &begin, &end); /* the rows of y that mp_experts_forward gives the thread */
-    for (int64_t r = begin; r < end; r++) {
-        mp_norm_row(&ffn->norm, in + r * n, x + r * n);
-        mp_norm_row(&ffn->router_norm, in + r * n, routed + r * n);
-        for (int64_t i = r * n; i < (r + 1) * n; i++)
-            routed[i] *= ffn->router_scale;
-    }
-    memset(y + begin * n, 0, (size_t)((end - begin) * n) * sizeof *y);
+    mp_team_loop before = mp_team_rows(context->thread, M, 2 * n);
+    while (mp_team_next(context->thread, &before))
+        for (int64_t r = before.begin; r < before.end; r++) {
+            mp_norm_row(&ffn->norm, in + r * n, x + r * n);
+            mp_norm_row(&ffn->router_norm, in + r * n, routed + r * n);
+            for (int64_t i = r * n; i < (r + 1) * n; i++)
+                routed[i] *= ffn->router_scale;
+            memset(y + r * n, 0, (size_t)n * sizeof *y);
+        }
     if (!mp_row_meet(context))
         return false;
     mp_experts_forward(&ffn->experts, context->thread, routed, x, M, scale, shared, own, context->lease, y);
-    for (int64_t r = begin; r < end; r++) {
-        mp_norm_row(sum->after, y + r * n, y + r * n);
-        mp_residual_row(sum, y + r * n, r);
-    }
+    if (!mp_row_meet(context))
+        return false;
+    mp_team_loop after = mp_team_rows(context->thread, M, n);
+    while (mp_team_next(context->thread, &after))
+        for (int64_t r = after.begin; r < after.end; r++) {
+            mp_norm_row(sum->after, y + r * n, y + r * n);
+            mp_residual_row(sum, y + r * n, r);
+        }
     return true;
 }
 
@@ -130,7 +134,6 @@ static bool laurel_add(const mp_row_context *context, const mp_ffn *ffn, const f
                        void *shared, void *own, const mp_residual *sum) {
     const int64_t n = sum->n;
     float *const inner = shared;
-    int64_t begin, end;
     (void)scale, (void)own;
     mp_row_linear(context, &ffn->mlp.up, in, n, M, NULL, inner, ffn->mlp.ffn);
     if (!mp_row_meet(context))
@@ -138,13 +141,14 @@ static bool laurel_add(const mp_row_context *context, const mp_ffn *ffn, const f
     mp_row_linear(context, &ffn->mlp.down, inner, ffn->mlp.ffn, M, NULL, sum->scratch, n);
     if (!mp_row_meet(context))
         return false;
-    mp_team_split(context->thread, M, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++) {
-        float *const out = sum->scratch + r * n;
-        mp_norm_row(&ffn->after, out, out);
-        mp_kernels_get()->add(in + r * n, n, out);
-        mp_residual_row(sum, out, r);
-    }
+    mp_team_loop loop = mp_team_rows(context->thread, M, n);
+    while (mp_team_next(context->thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *const out = sum->scratch + r * n;
+            mp_norm_row(&ffn->after, out, out);
+            mp_kernels_get()->add(in + r * n, n, out);
+            mp_residual_row(sum, out, r);
+        }
     return true;
 }
 

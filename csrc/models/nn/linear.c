@@ -106,9 +106,9 @@ size_t mp_linear_scratch(const mp_linear *linear, int M) {
     return bytes;
 }
 
-/* Sets up the activations of every part, and fills in the thread's rows unless x is NULL. Returns true if threads read
- * activations that other threads prepared, which requires a barrier. */
-static bool linear_prepare(const mp_linear *linear, const float *x, int64_t ldx, int M, int64_t row0, int64_t row1,
+/* Sets up the activations of every part. Unless x is NULL, fills in the rows that the thread takes. Returns true if
+ * threads read activations that other threads prepared, which requires a barrier. */
+static bool linear_prepare(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
                            uint8_t *memory, mp_acts *acts) {
     bool shared = false;
     for (int p = 0; p < linear->parts; p++) {
@@ -123,9 +123,14 @@ static bool linear_prepare(const mp_linear *linear, const float *x, int64_t ldx,
         mp_akind kind = linear->acts[p];
         mp_acts_init(&acts[p], kind, M, linear->K, memory);
         memory += mp_arena_cost(mp_acts_bytes(kind, M, linear->K));
-        if (x)
-            mp_acts_fill(&acts[p], x, ldx, (int)row0, (int)row1);
         shared |= kind != MP_A_F32;
+        if (x && kind == MP_A_F32)
+            mp_acts_fill(&acts[p], x, ldx, 0, 0); /* points to x, on every thread */
+        if (!x || kind == MP_A_F32)
+            continue;
+        mp_team_loop loop = mp_team_rows(thread, M, linear->K);
+        while (mp_team_next(thread, &loop))
+            mp_acts_fill(&acts[p], x, ldx, (int)loop.begin, (int)loop.end);
     }
     return shared;
 }
@@ -218,11 +223,9 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
                        void *scratch, void *private_scratch, uint8_t *panel_scratch, const mp_epilogue *ep,
                        float *y, int64_t ldy) {
     const bool alone = x && private_scratch && M <= MP_PRIVATE_ROWS;
-    int64_t row0 = 0, row1 = x ? M : 0;
-    if (!alone)
-        mp_team_split(thread, row1, 1, &row0, &row1);
+    const mp_team_thread single = mp_team_single();
     mp_acts acts[MP_LINEAR_PARTS];
-    bool shared = linear_prepare(linear, x, ldx, M, row0, row1, alone ? private_scratch : scratch, acts);
+    bool shared = linear_prepare(linear, alone ? &single : thread, x, ldx, M, alone ? private_scratch : scratch, acts);
     if (x && shared && !alone)
         mp_team_barrier(thread);
     linear_multiply(linear, thread, acts, M, panel_scratch, ep, y, ldy);
@@ -248,23 +251,23 @@ void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, cons
     const mp_epilogue ep = {.bias = linear->bias};
     mp_panels *panels = linear->panels[0];
     mp_acts acts[MP_LINEAR_PARTS];
-    int64_t row0, row1;
-    mp_team_split(thread, M, 1, &row0, &row1);
-    if (linear_prepare(linear, x, ldx, M, row0, row1, scratch, acts))
+    if (linear_prepare(linear, thread, x, ldx, M, scratch, acts))
         mp_team_barrier(thread);
-    const int end = (int)((int64_t)w->panels * (thread->index + 1) / thread->count), each = tile_panels(M);
+    const int each = tile_panels(M);
     const int64_t ld = (int64_t)each * MP_PANEL_N;
-    for (int p = (int)((int64_t)w->panels * thread->index / thread->count); p < end; p += each) {
-        const int past = p + each < end ? p + each : end;
-        const int32_t column = p * MP_PANEL_N, last = past < w->panels ? past * MP_PANEL_N : w->N;
-        /* the kernels index outputs from column 0 of the whole layer on */
-        float *const y = (float *)((uintptr_t)tile - (uintptr_t)column * sizeof(float));
-        if (panels && mp_panels_left(panels, 0))
-            mp_panels_gemm(panels, w, acts, p, past, &ep, y, ld, panel_scratch);
-        else
-            mp_gemm(w, acts, 0, M, p, past, &ep, y, ld);
-        take(arg, column, last - column, tile, ld);
-    }
+    mp_team_loop loop = mp_team_shared((w->panels + each - 1) / each, 1);
+    while (mp_team_next(thread, &loop))
+        for (int p = (int)loop.begin * each; p < loop.end * each && p < w->panels; p += each) {
+            const int past = p + each < w->panels ? p + each : w->panels;
+            const int32_t column = p * MP_PANEL_N, last = past < w->panels ? past * MP_PANEL_N : w->N;
+            /* the kernels index outputs from column 0 of the whole layer on */
+            float *const y = (float *)((uintptr_t)tile - (uintptr_t)column * sizeof(float));
+            if (panels && mp_panels_left(panels, 0))
+                mp_panels_gemm(panels, w, acts, p, past, &ep, y, ld, panel_scratch);
+            else
+                mp_gemm(w, acts, 0, M, p, past, &ep, y, ld);
+            take(arg, column, last - column, tile, ld);
+        }
 }
 
 mp_linear mp_linear_view(const mp_linear *linear, int first, int count) {
@@ -294,10 +297,10 @@ bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
 void mp_linear_lead(const mp_linear *next, const mp_team_thread *thread, const float *x, int64_t ldx, int32_t n, int M,
                     void *next_scratch) {
     mp_acts acts;
-    int64_t row0, row1;
-    mp_team_split(thread, M, 1, &row0, &row1);
     mp_acts_init(&acts, (mp_akind)next->acts[0], M, next->K, next_scratch);
-    mp_acts_fill_first(&acts, x, ldx, n, (int)row0, (int)row1);
+    mp_team_loop loop = mp_team_rows(thread, M, n);
+    while (mp_team_next(thread, &loop))
+        mp_acts_fill_first(&acts, x, ldx, n, (int)loop.begin, (int)loop.end);
 }
 
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_team_thread *thread, const float *x,
@@ -305,9 +308,7 @@ void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_tea
     assert(mp_linear_fits(linear, next));
     mp_acts acts[MP_LINEAR_PARTS], out;
     mp_gemm_part parts[2];
-    int64_t row0, row1;
-    mp_team_split(thread, M, 1, &row0, &row1);
-    if (linear_prepare(linear, x, ldx, M, row0, row1, scratch, acts))
+    if (linear_prepare(linear, thread, x, ldx, M, scratch, acts))
         mp_team_barrier(thread);
     mp_acts_init(&out, (mp_akind)next->acts[0], M, next->K, next_scratch);
     for (int i = 0; i < linear->parts; i++)

@@ -47,10 +47,10 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
                        void *scratch, void *private_scratch, uint8_t *panel_scratch, const mp_epilogue *ep,
                        float *y, int64_t ldy);
 /* Computes linear(x [M, ldx]) + bias of a layer of one part tile by tile, for products that are reduced at once: `take`
- * gets a tile of all rows and `columns` outputs from `column` on, [M, ld]. Thread i of n takes the panels from
- * panels * i / n on, in ascending order. tile: mp_linear_tile(M) floats of the thread, which are enough for fewer rows,
- * too. Other arguments and barriers are as in mp_linear_forward without private scratch. The bits of an output do not
- * depend on the tiles. */
+ * gets a tile of all rows and `columns` outputs from `column` on, [M, ld]. Tiles begin and end at panels; each is taken
+ * by one thread, in any order. tile: mp_linear_tile(M) floats of the thread, which are enough for fewer rows, too.
+ * Other arguments and barriers are as in mp_linear_forward without private scratch. The bits of an output do not depend
+ * on the tiles. */
 typedef void mp_tile_taker(void *arg, int32_t column, int32_t columns, const float *tile, int64_t ld);
 size_t mp_linear_tile(int M);
 void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,

@@ -24,21 +24,21 @@ bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, con
         return true;
     }
     const mp_epilogue plain = {0};
-    int64_t row0, row1;
     mp_row_linear(&own, linear, in, ld, M, &plain, residual->scratch, n);
     if (!mp_row_meet(context))
         return false;
-    mp_team_split(context->thread, M, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++) {
-        float *out = residual->scratch + r * n;
-        if (norm) {
-            mp_norm_row(residual->after, out, out);
-            mp_residual_row(residual, out, r);
-            continue;
+    mp_team_loop loop = mp_team_rows(context->thread, M, n);
+    while (mp_team_next(context->thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++) {
+            float *out = residual->scratch + r * n;
+            if (norm) {
+                mp_norm_row(residual->after, out, out);
+                mp_residual_row(residual, out, r);
+                continue;
+            }
+            for (int32_t i = 0; i < n; i++) /* the product is rounded before it is added: see csrc/README.md */
+                x[r * n + i] += out[i] * residual->scale[i];
         }
-        for (int32_t i = 0; i < n; i++) /* the product is rounded before it is added: see csrc/README.md */
-            x[r * n + i] += out[i] * residual->scale[i];
-    }
     return true;
 }
 
@@ -80,38 +80,42 @@ static void cut_gates(float deviations, const float *gates, int64_t n, float *to
         to[i] = gates[i] > from ? gates[i] - from : gates[i] <= from ? 0 : gates[i]; /* NaN stays NaN */
 }
 
-/* Computes the inputs of `down` of the thread's rows in place, or of all rows in `own`, if it is not NULL. in: the rows
- * that the network reads, *ld apart. Returns the result, and the distance of its rows in *ld. */
+/* Computes the inputs of `down` of a row. */
+static void activate_row(const mp_row_context *context, const mp_mlp *mlp, float factor, int64_t r, const float *row,
+                         float *to) {
+    const mp_kernels *call = mp_kernels_get();
+    const int64_t ffn = mlp->ffn;
+    const bool scaled = mlp->gated && mlp->gate_scale != 0 && mlp->gate_scale != 1;
+    for (int64_t i = 0; scaled && i < ffn; i++)
+        to[i] = row[i] * mlp->gate_scale;
+    if (mlp->sparse != 0)
+        cut_gates(mlp->sparse, scaled ? to : row, ffn, to);
+    if (mlp->gated) {
+        call->gated(mlp->act, scaled || mlp->sparse != 0 ? to : row, row + ffn, ffn, to);
+    } else {
+        if (to != row)
+            memcpy(to, row, (size_t)ffn * sizeof *to);
+        call->activate(mlp->act, ffn, to);
+    }
+    for (int64_t i = 0; mlp->has_inputs && i < ffn; i++)
+        to[i] *= context->inputs[r][mlp->inputs_from + i];
+    for (int64_t i = 0; factor != 1 && i < ffn; i++)
+        to[i] *= factor;
+}
+
+/* Computes the inputs of `down` of the rows that the thread takes in place, or of all rows in `own`, if it is not NULL.
+ * in: the rows that the network reads, *ld apart. Returns the result, and the distance of its rows in *ld. */
 static const float *activate_rows(const mp_row_context *context, const mp_mlp *mlp, const float *in, int M,
                                   float scale, float *inner, float *own, int64_t *ld) {
-    const mp_kernels *call = mp_kernels_get();
     const int64_t ffn = mlp->ffn, width = mp_mlp_width(mlp);
+    const mp_team_thread single = mp_team_single(), *const thread = own ? &single : context->thread;
     float *const out = own ? own : inner;
     const int64_t ld_in = *ld;
-    int64_t row0 = 0, row1 = M;
     *ld = own ? ffn : width;
-    if (!own)
-        mp_team_split(context->thread, M, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++) {
-        float *const row = inner + r * width, *const to = out + r * *ld;
-        const float factor = row_factor(mlp, in + r * ld_in, scale);
-        const bool scaled = mlp->gated && mlp->gate_scale != 0 && mlp->gate_scale != 1;
-        for (int64_t i = 0; scaled && i < ffn; i++)
-            to[i] = row[i] * mlp->gate_scale;
-        if (mlp->sparse != 0)
-            cut_gates(mlp->sparse, scaled ? to : row, ffn, to);
-        if (mlp->gated) {
-            call->gated(mlp->act, scaled || mlp->sparse != 0 ? to : row, row + ffn, ffn, to);
-        } else {
-            if (own)
-                memcpy(to, row, (size_t)ffn * sizeof *to);
-            call->activate(mlp->act, ffn, to);
-        }
-        for (int64_t i = 0; mlp->has_inputs && i < ffn; i++)
-            to[i] *= context->inputs[r][mlp->inputs_from + i];
-        for (int64_t i = 0; factor != 1 && i < ffn; i++)
-            to[i] *= factor;
-    }
+    mp_team_loop loop = mp_team_rows(thread, M, width);
+    while (mp_team_next(thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++)
+            activate_row(context, mlp, row_factor(mlp, in + r * ld_in, scale), r, inner + r * width, out + r * *ld);
     return out;
 }
 

@@ -16,8 +16,8 @@ mp_status mp_norm_read(mp_norm *norm, const mp_builder *builder, const char *nam
 
 void mp_norm_rows(const mp_norm *norm, const mp_team_thread *thread, int64_t M, const float *x, int64_t ldx, float *y,
                   int64_t ldy) {
-    int64_t row0, row1;
-    mp_team_split(thread, M, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++)
-        mp_norm_row(norm, x + r * ldx, y + r * ldy);
+    mp_team_loop loop = mp_team_rows(thread, M, norm->n);
+    while (mp_team_next(thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++)
+            mp_norm_row(norm, x + r * ldx, y + r * ldy);
 }

@@ -125,10 +125,10 @@ bool mp_transformer_add_mixed(const mp_row_context *context, const mp_transforme
 
 /* Returns a copy of the residual sums, in `mixed`, after a barrier; NULL if the step is over. */
 static const float *copy_rows(const mp_row_context *context, const mp_transformer_rows *rows) {
-    int64_t row0, row1;
-    mp_team_split(context->thread, rows->M, 1, &row0, &row1);
-    memcpy(rows->mixed + row0 * rows->hidden, rows->x + row0 * rows->hidden,
-           (size_t)((row1 - row0) * rows->hidden) * sizeof *rows->x);
+    mp_team_loop loop = mp_team_rows(context->thread, rows->M, rows->hidden);
+    while (mp_team_next(context->thread, &loop))
+        memcpy(rows->mixed + loop.begin * rows->hidden, rows->x + loop.begin * rows->hidden,
+               (size_t)((loop.end - loop.begin) * rows->hidden) * sizeof *rows->x);
     return mp_row_meet(context) ? rows->mixed : NULL;
 }
 

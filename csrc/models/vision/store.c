@@ -476,11 +476,11 @@ static void project(const job_run *run, const mp_team_thread *thread, int index,
     const int64_t ld = mp_vision_row(vision), at = index < vision->taps ? (int64_t)vision->width * (1 + index) : 0;
     float *out = job->tile->rows + row0 * ld + at;
     mp_epilogue plain = {0}, activate = {.act = vision->act};
-    int64_t begin, end;
-    mp_team_split(thread, M, 1, &begin, &end);
-    for (int64_t r = begin; r < end; r++)
-        gather(vision, projector, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r,
-               run->gathered + r * step);
+    mp_team_loop loop = mp_team_rows(thread, M, step);
+    while (mp_team_next(thread, &loop))
+        for (int64_t r = loop.begin; r < loop.end; r++)
+            gather(vision, projector, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r,
+                   run->gathered + r * step);
     mp_team_barrier(thread);
     const float *in = run->gathered;
     int64_t ld_in = step;
