@@ -14,7 +14,8 @@ static void embed_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
     *out = 0;
 }
 
-static void free_output(mp_embedding_request *request) {
+static void free_outputs(mp_request *base) {
+    mp_embedding_request *request = (mp_embedding_request *)base;
     float **const floats[] = {&request->vectors, &request->states, &request->rows, &request->sparse_values};
     for (int i = 0; i < 4; i++) {
         mp_free(*floats[i]);
@@ -23,12 +24,12 @@ static void free_output(mp_embedding_request *request) {
     mp_free(request->sparse_counts);
     mp_free(request->sparse_ids);
     request->sparse_counts = request->sparse_ids = NULL;
-    mp_request_charge_outputs(&request->base, 0);
+    mp_request_charge_outputs(base, 0);
 }
 
 static void embed_destroy(mp_request *base) {
     mp_embedding_request *request = (mp_embedding_request *)base;
-    free_output(request);
+    free_outputs(base);
     mp_free(request->ids);
     mp_free(request->offsets);
     mp_free(request->skip);
@@ -70,6 +71,7 @@ mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embeddin
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = MP_TEXT_EMBEDDING,
                          .destroy = embed_destroy,
+                         .free_outputs = free_outputs,
                          .fingerprint = embed_fingerprint,
                          .usage = embed_usage,
                          .bytes = sizeof *to,
@@ -99,7 +101,7 @@ mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embeddin
         return MP_OK;
     bool ok = true;
     uint64_t bytes = 0;
-    free_output(request);
+    free_outputs(&request->base);
     request->sizes = sizes;
     const unsigned of = request->outputs;
     const size_t texts = (size_t)request->n_texts, tokens = (size_t)request->n_tokens;
@@ -115,7 +117,7 @@ mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embeddin
     mp_request_charge_outputs(&request->base, ok ? bytes : 0);
     if (ok)
         return MP_OK;
-    free_output(request);
+    free_outputs(&request->base);
     return mp_fail_memory(error, bytes, "the vectors");
 }
 
