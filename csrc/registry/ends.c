@@ -51,9 +51,8 @@ uint64_t mp_entry_drop_outputs(mp_entry *entry) {
     for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
         mp_ticket *ticket = mp_ticket_of_node(at);
         mp_request *request = ticket->item.request;
-        if (!request->output_bytes || mp_ticket_begun(ticket))
+        if (!request->output_bytes || !request->drop_outputs(request, mp_ticket_begun(ticket)))
             continue;
-        request->free_outputs(request);
         ticket->load = 0;                      /* mp_entry_check makes the outputs again */
         if (ticket->charged <= request->bytes) /* they were made again, but not charged yet */
             continue;

@@ -289,8 +289,8 @@ mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *err
 /* Charges the bytes of the request that are not charged yet to the budget. MEMORY_EXHAUSTED if they are not free. */
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
-/* Must not hold the lock. Frees the outputs of queued requests that have not begun. They are made and charged again
- * before the requests are admitted. Returns the bytes given back to the budget. */
+/* Must not hold the lock. Frees the outputs of queued requests that have no results yet. They are made and charged
+ * again before the requests are admitted. Returns the bytes given back to the budget. */
 uint64_t mp_entry_drop_outputs(mp_entry *entry);
 /* Must not hold the lock. A request is refused, or ends, for lack of memory: names the models that hold it, and logs a
  * warning, at most one per second. */

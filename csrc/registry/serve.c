@@ -549,7 +549,7 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns, bool cut_short) {
 }
 
 /* Frees memory for a request that found none in a step: first the engine's caches, once, and the outputs of queued
- * requests that have not begun. After that, the youngest request of the lowest priority is preempted and returns to the
+ * requests without results. After that, the youngest request of the lowest priority is preempted and returns to the
  * front of the queue. If only the waiting request is active and no memory is being freed, queued requests that have
  * begun run first, because their results hold memory. If none of them can go on, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {

@@ -438,10 +438,13 @@ static bool call_seen(const mp_request *base) {
 
 static uint64_t call_fingerprint(const mp_request *call) { return ((const fake_call *)call)->fingerprint; }
 
-static void call_free_outputs(mp_request *call) {
+static bool call_drop_outputs(mp_request *call, bool begun) {
+    if (begun)
+        return false;
     ((fake_call *)call)->outputs = call->output_bytes;
     call->bytes -= call->output_bytes;
     call->output_bytes = 0;
+    return true;
 }
 
 fake_call *fake_call_create(uint32_t units) {
@@ -452,7 +455,7 @@ fake_call *fake_call_create(uint32_t units) {
     call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
     call->base.seen = call_seen;
-    call->base.free_outputs = call_free_outputs;
+    call->base.drop_outputs = call_drop_outputs;
     static _Atomic uint64_t number;
     call->fingerprint = atomic_fetch_add(&number, 1) + 1;
     call->units = units;

@@ -12,16 +12,21 @@ static void image_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
     *out = 0;
 }
 
-static void free_outputs(mp_request *base) {
-    mp_image_embedding_request *request = (mp_image_embedding_request *)base;
+static void free_output(mp_image_embedding_request *request) {
     mp_free(request->vectors);
     request->vectors = NULL;
-    mp_request_charge_outputs(base, 0);
+    mp_request_charge_outputs(&request->base, 0);
+}
+
+static bool image_drop_outputs(mp_request *base, bool begun) {
+    if (!begun)
+        free_output((mp_image_embedding_request *)base);
+    return !begun;
 }
 
 static void image_destroy(mp_request *base) {
     mp_image_embedding_request *request = (mp_image_embedding_request *)base;
-    free_outputs(base);
+    free_output(request);
     mp_free(request->pixels);
     mp_free(request->sizes);
     mp_free(request->offsets);
@@ -51,7 +56,7 @@ mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args,
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = MP_IMAGE_EMBEDDING,
                          .destroy = image_destroy,
-                         .free_outputs = free_outputs,
+                         .drop_outputs = image_drop_outputs,
                          .fingerprint = image_fingerprint,
                          .usage = image_usage,
                          .bytes = sizeof *to,
@@ -78,7 +83,7 @@ mp_status mp_image_embedding_request_output(mp_image_embedding_request *request,
         return MP_OK;
     bool ok = true;
     uint64_t bytes = 0;
-    free_outputs(&request->base);
+    free_output(request);
     request->n_rows = n_rows;
     request->width = width;
     request->vectors = mp_request_floats((size_t)mp_image_embedding_request_rows(request), width, &bytes, &ok);

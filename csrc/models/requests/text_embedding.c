@@ -14,8 +14,7 @@ static void embed_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
     *out = 0;
 }
 
-static void free_outputs(mp_request *base) {
-    mp_embedding_request *request = (mp_embedding_request *)base;
+static void free_output(mp_embedding_request *request) {
     float **const floats[] = {&request->vectors, &request->states, &request->rows, &request->sparse_values};
     for (int i = 0; i < 4; i++) {
         mp_free(*floats[i]);
@@ -24,12 +23,18 @@ static void free_outputs(mp_request *base) {
     mp_free(request->sparse_counts);
     mp_free(request->sparse_ids);
     request->sparse_counts = request->sparse_ids = NULL;
-    mp_request_charge_outputs(base, 0);
+    mp_request_charge_outputs(&request->base, 0);
+}
+
+static bool embed_drop_outputs(mp_request *base, bool begun) {
+    if (!begun)
+        free_output((mp_embedding_request *)base);
+    return !begun;
 }
 
 static void embed_destroy(mp_request *base) {
     mp_embedding_request *request = (mp_embedding_request *)base;
-    free_outputs(base);
+    free_output(request);
     mp_free(request->ids);
     mp_free(request->offsets);
     mp_free(request->skip);
@@ -71,7 +76,7 @@ mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embeddin
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = MP_TEXT_EMBEDDING,
                          .destroy = embed_destroy,
-                         .free_outputs = free_outputs,
+                         .drop_outputs = embed_drop_outputs,
                          .fingerprint = embed_fingerprint,
                          .usage = embed_usage,
                          .bytes = sizeof *to,
@@ -101,7 +106,7 @@ mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embeddin
         return MP_OK;
     bool ok = true;
     uint64_t bytes = 0;
-    free_outputs(&request->base);
+    free_output(request);
     request->sizes = sizes;
     const unsigned of = request->outputs;
     const size_t texts = (size_t)request->n_texts, tokens = (size_t)request->n_tokens;
@@ -117,7 +122,7 @@ mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embeddin
     mp_request_charge_outputs(&request->base, ok ? bytes : 0);
     if (ok)
         return MP_OK;
-    free_outputs(&request->base);
+    free_output(request);
     return mp_fail_memory(error, bytes, "the vectors");
 }
 

@@ -3,8 +3,7 @@
 
 #include "models/requests/build.h"
 
-static void free_outputs(mp_request *base) {
-    mp_image_generation_request *request = (mp_image_generation_request *)base;
+static void free_output(mp_image_generation_request *request) {
     float **const floats[] = {&request->latents, &request->pixels, &request->preview_latents,
                               &request->texts,   &request->pooled, &request->history};
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
@@ -13,12 +12,18 @@ static void free_outputs(mp_request *base) {
     }
     mp_free(request->previews);
     request->previews = NULL;
-    mp_request_charge_outputs(base, 0);
+    mp_request_charge_outputs(&request->base, 0);
+}
+
+static bool t2i_drop_outputs(mp_request *base, bool begun) {
+    if (!begun)
+        free_output((mp_image_generation_request *)base);
+    return !begun;
 }
 
 static void t2i_destroy(mp_request *base) {
     mp_image_generation_request *request = (mp_image_generation_request *)base;
-    free_outputs(base);
+    free_output(request);
     for (int t = 0; t < MP_T2I_TEXTS; t++)
         for (int e = 0; e < MP_T2I_ENCODERS; e++)
             mp_free(request->ids[t][e]);
@@ -80,7 +85,7 @@ mp_status mp_image_generation_request_create(const mp_image_generation_args *arg
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = MP_TEXT_TO_IMAGE,
                          .destroy = t2i_destroy,
-                         .free_outputs = free_outputs,
+                         .drop_outputs = t2i_drop_outputs,
                          .fingerprint = t2i_fingerprint,
                          .usage = t2i_usage,
                          .seen = t2i_seen,
@@ -136,7 +141,7 @@ mp_status mp_image_generation_request_output(mp_image_generation_request *reques
     if (request->base.output_bytes == bytes)
         return MP_OK;
     bool ok = true;
-    free_outputs(&request->base);
+    free_output(request);
     bytes = 0;
     for (int i = 0; i < FLOATS; i++)
         *floats[i].to = floats[i].rows ? mp_request_floats(floats[i].rows, floats[i].width, &bytes, &ok) : NULL;
@@ -145,7 +150,7 @@ mp_status mp_image_generation_request_output(mp_image_generation_request *reques
     mp_request_charge_outputs(&request->base, bytes);
     if (ok)
         return MP_OK;
-    free_outputs(&request->base);
+    free_output(request);
     return mp_fail_memory(error, bytes, "the generated images");
 }
 

@@ -130,9 +130,8 @@ static char **copy_strings(const char *const *strings, int32_t count, const int3
     return to;
 }
 
-static void free_outputs(mp_request *base) {
-    mp_text_request *request = (mp_text_request *)base;
-    for (int c = 0; request->choices && c < request->n_choices; c++) {
+static void free_output(mp_text_request *request) {
+    for (int c = 0; c < request->n_choices; c++) {
         mp_choice *choice = &request->choices[c];
         mp_free(choice->tokens);
         mp_free(choice->top_ids);
@@ -149,12 +148,13 @@ static void free_outputs(mp_request *base) {
     mp_free(request->capture.data);
     request->capture.data = NULL;
     request->capture.tokens = 0;
-    mp_request_charge_outputs(base, 0);
+    mp_request_charge_outputs(&request->base, 0);
 }
 
 static void text_destroy(mp_request *base) {
     mp_text_request *request = (mp_text_request *)base;
-    free_outputs(base);
+    if (request->choices)
+        free_output(request);
     free_images(&request->images);
     if (request->masks)
         mp_free(request->masks[0].bits);
@@ -192,6 +192,15 @@ static bool text_seen(const mp_request *base) {
         if (atomic_load_explicit(&request->choices[i].token_count, memory_order_relaxed))
             return true;
     return false;
+}
+
+/* Before the first token, a request has no results but those of its prompt. */
+static bool text_drop_outputs(mp_request *base, bool begun) {
+    mp_text_request *request = (mp_text_request *)base;
+    if (begun && (text_seen(base) || request->want_prompt_logits || request->capture.values > 0))
+        return false;
+    free_output(request);
+    return true;
 }
 
 static mp_status check_text(const mp_text_args *args, mp_error *error) {
@@ -299,7 +308,7 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = args->vision ? MP_VISION : MP_TEXT_TO_TEXT,
                          .destroy = text_destroy,
-                         .free_outputs = free_outputs,
+                         .drop_outputs = text_drop_outputs,
                          .fingerprint = text_fingerprint,
                          .usage = text_usage,
                          .seen = text_seen,
@@ -346,7 +355,7 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
         if (text_seen(&request->base)) /* a caller may be reading the outputs */
             return mp_fail(error, MP_MODEL,
                            "the completion began on a model of other sizes; send the request again");
-        free_outputs(&request->base);
+        free_output(request);
     }
     bool ok = true;
     uint64_t bytes = 0;
@@ -383,6 +392,6 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
     request->output_layers = request->capture.layers;
     if (ok)
         return MP_OK;
-    free_outputs(&request->base);
+    free_output(request);
     return mp_fail_memory(error, bytes, "the outputs of a request");
 }
