@@ -128,6 +128,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(call->lost_worker < 2 + call->killed_worker);
     SIM_CHECK(call->base.resumable ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
+    SIM_CHECK(call->base.output_bytes == call->outputs);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
         sim_now() > fakes.jumped_ns + LATE_NS && sim_now() > item->deadline_ns + fakes.paused_ns + LATE_NS)
         sim_fail("a request starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
@@ -510,6 +511,8 @@ static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *c
     sim_yield();
     if (((sim_call *)call)->bad_argument)
         return mp_fail(error, MP_INVALID_ARGUMENT, "a bad argument");
+    call->bytes += ((sim_call *)call)->outputs - call->output_bytes;
+    call->output_bytes = ((sim_call *)call)->outputs;
     *total = ((sim_call *)call)->units;
     *cost_ns = *total * MS;
     return MP_OK;
@@ -522,6 +525,16 @@ static uint64_t call_fingerprint(const mp_request *call) {
 static bool call_seen(const mp_request *base) {
     const sim_call *call = (const sim_call *)base;
     return call->streams && call->done > 0;
+}
+
+static bool call_drop_outputs(mp_request *base, bool begun) {
+    sim_call *call = (sim_call *)base;
+    SIM_CHECK(!call->admitted && (begun || !call->done));
+    if (begun)
+        return false;
+    base->bytes -= base->output_bytes;
+    base->output_bytes = 0;
+    return true;
 }
 
 static bool model_healthy(const mp_model *base) { return !((const fake_model *)base)->model->unhealthy; }
@@ -629,6 +642,7 @@ sim_call *sim_fakes_call(uint32_t units) {
     call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
     call->base.seen = call_seen;
+    call->base.drop_outputs = call_drop_outputs;
     call->units = units;
     fakes.calls++;
     return call;

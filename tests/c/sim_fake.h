@@ -38,6 +38,7 @@ typedef struct sim_call {
     mp_request base;
     uint32_t units, done;
     int memory, memory_a_step; /* memory from admission to retirement, and growth per step */
+    uint64_t outputs;          /* bytes of its outputs, which check() makes */
     bool bad_argument, refused, numeric, keeps_state;
     int admitted;            /* 1 while an engine has admitted it */
     bool alone;              /* no other item may be in the engine at the same time */
