@@ -56,7 +56,8 @@ PROTOCOLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"model": "llama", "input": "Hello", "max_output_tokens": 2000}),
     ("/v1/messages", MESSAGES), ("/api/chat", {**MESSAGES, "stream": False}),
     ("/api/generate", {"model": "llama", "prompt": "Hello", "options": {"num_predict": 2000}, "stream": True}),
-    ("/v1/embeddings", {"model": "bert", "input": ["A cat sat."] * 1000}), ("/embed", {"inputs": ["A cat sat."] * 1000}),
+    ("/v1/embeddings", {"model": "bert", "input": ["A cat sat."] * 1000}),
+    ("/embed", {"inputs": ["A cat sat."] * 1000}),
     ("/api/embed", {"model": "bert", "input": ["A cat sat."] * 1000}))
 
 
