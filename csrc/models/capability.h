@@ -37,6 +37,9 @@ typedef struct mp_request {
     /* Returns true if the caller may have seen part of the result: such a request is not restarted after a worker
      * fault. NULL: nothing is visible before the end. Thread-safe. */
     bool (*seen)(const struct mp_request *request);
+    /* Frees the outputs, which check() makes again. `begun`: steps have computed part of the request. Returns false,
+     * and frees nothing, if the outputs may hold part of the result. */
+    bool (*drop_outputs)(struct mp_request *request, bool begun);
     /* After a worker fault the request resumes from its current state, as after a preemption. This is safe because the
      * state holds completed steps only, a failed step leaves the state unchanged, and the rest of the result depends on
      * the state alone. */

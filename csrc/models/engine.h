@@ -18,7 +18,7 @@ typedef enum mp_outcome {
     MP_OUTCOME_DONE,        /* the result is complete */
     MP_OUTCOME_WAIT_MASK,   /* blocked on its grammar mask; its logits are kept */
     MP_OUTCOME_WAIT_MEMORY, /* no KV block or other memory was available: preempt another item or wait */
-    MP_OUTCOME_FAILED       /* `item->error` says why; other items are unharmed */
+    MP_OUTCOME_FAILED       /* `item->error` says why; other items are unharmed. MEMORY_EXHAUSTED: as WAIT_MEMORY */
 } mp_outcome;
 
 typedef struct mp_item {

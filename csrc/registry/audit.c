@@ -89,7 +89,7 @@ static bool is_listed(const mp_entry *entry, const mp_worker *worker) {
 }
 
 static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
-    int count = 0, kinds[MP_QUEUE_KINDS] = {0};
+    int count = 0, kinds[MP_QUEUE_KINDS] = {0}, yielding = entry->yielding;
     uint64_t assigned = 0;
     bool sequential = false; /* a worker may refuse all other requests while a sequential one is queued */
     for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
@@ -103,6 +103,7 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         MP_AUDIT(!atomic_load(&ticket->cause), "%s: a request is queued and cancelled", entry->key);
         MP_AUDIT(ticket->entry == entry, "%s: a request is in the wrong queue", entry->key);
         sequential |= ticket->policy == MP_POLICY_SEQUENTIAL;
+        yielding -= ticket->starved != 0;
         assigned += ticket->assigned ? ticket->node.cost + 1 : 0;
         MP_AUDIT(is_listed(entry, ticket->assigned), "%s: a request is queued for a worker that is gone", entry->key);
         MP_TRY(audit_dispatch(entry, ticket, error));
@@ -111,10 +112,13 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     bool woken = sequential; /* a woken worker takes the requests, or wakes other workers */
     for (int i = 0; i < entry->worker_count; i++) {
         assigned -= entry->workers[i]->assigned_cost;
+        for (int j = 0; j < entry->workers[i]->active_count; j++)
+            yielding -= entry->workers[i]->active[j]->starved != 0;
         woken |= entry->workers[i]->woken;
         if (entry->workers[i]->awaits_masks && mp_dispatch_offers(entry, entry->workers[i]))
             waits = entry->workers[i];
     }
+    MP_AUDIT(!yielding, "%s: %d requests more have yielded than are queued and active", entry->key, yielding);
     MP_AUDIT(!assigned, "%s: the workers count another cost of assigned requests than the queue has", entry->key);
     MP_AUDIT(woken || !waits, "%s: a request is queued although worker %u may take it and only waits for masks",
              entry->key, waits->id);

@@ -48,9 +48,32 @@ mp_worker *mp_dispatch_choose(const mp_entry *entry) {
     return at_first < at_second ? live[first] : live[second];
 }
 
+/* Returns true if the request has yielded, and no request has ended since: no memory can be free yet. */
+static bool dispatch_starves(const mp_ticket *ticket) { return ticket->starved == ticket->entry->ends + 1; }
+
+/* Returns true if another request that has begun is queued and does not starve. */
+static bool others_may_run(const mp_ticket *ticket) {
+    const mp_queue *queue = &ticket->entry->queue;
+    for (mp_queue_node *at = mp_queue_first(queue); at; at = mp_queue_next(queue, at)) {
+        const mp_ticket *other = mp_ticket_of_node(at);
+        if (other != ticket && mp_ticket_begun(other) && !dispatch_starves(other))
+            return true;
+    }
+    return false;
+}
+
+/* Returns true if the request must let others run first. */
+static bool dispatch_yields(const mp_entry *entry, const mp_ticket *ticket) {
+    if (!entry->yielding)
+        return false;
+    if (dispatch_starves(ticket))
+        return mp_entry_running(entry) > 0 || others_may_run(ticket);
+    return !ticket->starved && !mp_ticket_begun(ticket);
+}
+
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
     mp_assert_held(&entry->lock);
-    if (!dispatch_has_room(worker) || mp_entry_must_unload(entry))
+    if (!dispatch_has_room(worker) || mp_entry_must_unload(entry) || dispatch_yields(entry, ticket))
         return false;
     switch (ticket->policy) {
     case MP_POLICY_SEQUENTIAL:
@@ -139,6 +162,26 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         mp_dispatch_wake_all(entry);
 }
 
+bool mp_dispatch_yield(mp_ticket *ticket) {
+    mp_entry *entry = ticket->entry;
+    mp_assert_held(&entry->lock);
+    if (!others_may_run(ticket))
+        return false;
+    entry->yielding += !ticket->starved;
+    ticket->starved = entry->ends + 1;
+    return true;
+}
+
+void mp_dispatch_end(mp_ticket *ticket) {
+    mp_entry *entry = ticket->entry;
+    mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+    entry->ends++;
+    if (!entry->yielding)
+        return;
+    entry->yielding -= ticket->starved != 0;
+    mp_dispatch_wake_all(entry);
+}
+
 /* Returns the next request for this worker, or NULL if there is none: the best request of the queue. If the policy of
  * that request excludes this worker, returns the first one by priority and fair share whose policy allows it. */
 static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
@@ -212,7 +255,7 @@ bool mp_dispatch_stays(const mp_entry *entry) {
 
 /* True if one more worker is allowed. */
 static bool may_grow(const mp_entry *entry) {
-    if (!mp_dispatch_stays(entry) || entry->starting || entry->worker_count >= most_workers(entry))
+    if (!mp_dispatch_stays(entry) || entry->starting || entry->yielding || entry->worker_count >= most_workers(entry))
         return false;
     for (int i = 0; i < entry->worker_count; i++)
         if (entry->workers[i]->memory == MP_MEMORY_TIGHT)

@@ -44,6 +44,27 @@ void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
     ticket->charged = 0;
 }
 
+uint64_t mp_entry_drop_outputs(mp_entry *entry) {
+    mp_assert_not_held(&entry->lock);
+    uint64_t dropped = 0;
+    mp_mutex_lock(&entry->lock);
+    for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
+        mp_ticket *ticket = mp_ticket_of_node(at);
+        mp_request *request = ticket->item.request;
+        if (!request->output_bytes || !request->drop_outputs(request, mp_ticket_begun(ticket)))
+            continue;
+        ticket->load = 0;                      /* mp_entry_check makes the outputs again */
+        if (ticket->charged <= request->bytes) /* they were made again, but not charged yet */
+            continue;
+        dropped += ticket->charged - request->bytes;
+        ticket->charged = request->bytes;
+    }
+    mp_mutex_unlock(&entry->lock);
+    atomic_fetch_sub_explicit(&entry->charged, dropped, memory_order_relaxed);
+    mp_budget_give(mp_governor_budget(entry->services->governor), dropped);
+    return dropped;
+}
+
 void mp_entry_explain_shortage(mp_entry *entry, mp_error *error) {
     mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
@@ -130,14 +151,19 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 
 /* --- leaving the queue --- */
 
+/* Must hold the lock. */
+static void leave_queue(mp_entry *entry, mp_ticket *ticket) {
+    mp_queue_remove(&entry->queue, &ticket->node);
+    mp_dispatch_end(ticket);
+    mp_dispatch_assign(ticket, NULL);
+}
+
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {
     mp_assert_held(&entry->lock);
     mp_ticket *first = NULL, **end = &first;
     for (mp_queue_node *node; (node = mp_queue_first(&entry->queue));) {
-        mp_queue_remove(&entry->queue, node);
         *end = mp_ticket_of_node(node);
-        mp_ticket_set_state(*end, MP_TICKET_ENDED);
-        mp_dispatch_assign(*end, NULL);
+        leave_queue(entry, *end);
         end = &(*end)->next;
     }
     *end = NULL;
@@ -155,9 +181,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
         atomic_store_explicit(&ticket->cause, cause, memory_order_release);
     atomic_store_explicit(&ticket->item.cancelled, 1, memory_order_release);
     if (mp_queue_holds(&ticket->node)) {
-        mp_queue_remove(&entry->queue, &ticket->node);
-        mp_ticket_set_state(ticket, MP_TICKET_ENDED);
-        mp_dispatch_assign(ticket, NULL);
+        leave_queue(entry, ticket);
         mp_entry_notify_room(entry);
         mp_cond_broadcast(&entry->changed);
         return true;

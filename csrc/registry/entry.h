@@ -134,6 +134,8 @@ struct mp_entry {
     mp_entry_unload unload;
     uint64_t unload_bytes; /* size of the model that is being freed */
     _Atomic uint64_t charged; /* bytes of its requests, which `account` does not contain */
+    uint64_t ends;         /* requests that have ended */
+    int yielding;          /* queued and active requests with mp_ticket.starved */
     int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     int borrowers;         /* threads without a worker that use `resident`: it is not freed before they return it */
@@ -231,6 +233,13 @@ void mp_dispatch_wake_all(mp_entry *entry);
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 /* Call after a request or a worker has freed memory: all workers of the model may admit requests again. */
 void mp_dispatch_memory_free(mp_entry *entry);
+/* Call when a request found no memory although no other is active. Lets the queued requests that have begun, whose
+ * results hold memory, run first: until one of them has ended, or all of them have found no memory either. Until
+ * `ticket` has ended, requests that have not begun wait and no worker is added, because they would take the memory that
+ * it needs. Returns false if there is none that could run; otherwise the caller must return `ticket` to the queue. */
+bool mp_dispatch_yield(mp_ticket *ticket);
+/* Sets MP_TICKET_ENDED, for a request that is in no queue and on no active list. Those that yielded may run again. */
+void mp_dispatch_end(mp_ticket *ticket);
 /* Assigns a queued request to a worker, or to none: NULL. Its cost must not change while it is assigned. */
 void mp_dispatch_assign(mp_ticket *ticket, mp_worker *worker);
 /* Returns the worker that MP_POLICY_P2C chooses for a request that is about to be queued. */
@@ -280,6 +289,9 @@ mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *err
 /* Charges the bytes of the request that are not charged yet to the budget. MEMORY_EXHAUSTED if they are not free. */
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
+/* Must not hold the lock. Frees the outputs of queued requests that have no results yet. They are made and charged
+ * again before the requests are admitted. Returns the bytes given back to the budget. */
+uint64_t mp_entry_drop_outputs(mp_entry *entry);
 /* Must not hold the lock. A request is refused, or ends, for lack of memory: names the models that hold it, and logs a
  * warning, at most one per second. */
 void mp_entry_explain_shortage(mp_entry *entry, mp_error *error);
@@ -319,6 +331,23 @@ int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error);
 /* Starts a load and does not wait for it. */
 void mp_entry_start(mp_entry *entry);
+
+/* --- shortage.c; for the worker's own thread; must not hold the lock unless stated otherwise --- */
+
+/* Frees the engine's caches for a request that found no memory. Returns false if they are free already, or if nothing
+ * was freed. */
+bool mp_worker_trim(mp_worker *worker);
+/* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, may
+ * be once loads and the requests of other models have ended, or was freed since the refusal. */
+bool mp_worker_reclaim(mp_worker *worker);
+/* Frees outputs of queued requests (mp_entry_drop_outputs) for a request of the worker. Until that one has left, no
+ * other is admitted, because it would take the memory again. Returns false if nothing was freed. */
+bool mp_worker_drop_outputs(mp_worker *worker);
+/* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
+ * `again`: admissions resume after MP_POLL_NS at the latest, because there may be no other request. */
+void mp_worker_block_admission(mp_worker *worker, bool again);
+/* Must hold the lock. Lets others run before the worker's only request (mp_dispatch_yield). */
+bool mp_worker_yield(mp_worker *worker, mp_ticket *ticket);
 
 /* --- load.c, serve.c, leave.c; for the worker's own thread --- */
 

@@ -307,15 +307,6 @@ static bool may_try_again(const mp_entry *entry, const mp_ticket *ticket, mp_sta
            !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
 }
 
-bool mp_faults_shortage(mp_entry *entry, mp_ticket *ticket, bool coming) {
-    mp_assert_held(&entry->lock);
-    mp_ticket_retry *retry = &ticket->faults.retry, next = coming ? *retry : next_retry(*retry, false);
-    bool again = (coming || next != *retry) && may_try_again(entry, ticket, MP_MEMORY_EXHAUSTED);
-    if (again && next != *retry)
-        mp_ticket_set_retry(ticket, retry, next);
-    return again;
-}
-
 bool mp_faults_step(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
                     mp_step_fault *step) {
     mp_assert_held(&entry->lock);

@@ -35,7 +35,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     for (int i = 0; i < count; i++) {
         in_step[i] = worker->active[i]->state == MP_TICKET_STEPPING;
         stepping += in_step[i];
-        mp_ticket_set_state(worker->active[i], MP_TICKET_ENDED);
+        mp_dispatch_end(worker->active[i]);
     }
     for (int i = 0; i < count; i++)
         if (in_step[i] && error->code == MP_RECV)

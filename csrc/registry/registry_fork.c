@@ -64,6 +64,7 @@ void mp_entry_fork_child(mp_entry *entry) {
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = entry->borrowers = 0;
     atomic_store(&entry->account.reserved, 0);
+    entry->yielding = 0;
     atomic_store(&entry->charged, 0);
     atomic_store(&entry->account.filling, 0);
     mp_mutex_lock(&entry->lock);

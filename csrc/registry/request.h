@@ -70,6 +70,7 @@ struct mp_ticket {
     mp_ticket_state state;
     mp_queue_node node;
     mp_worker *worker; /* the worker whose active list has it, or NULL */
+    uint64_t starved;  /* mp_entry.ends + 1 when it last let others run first (mp_dispatch_yield); 0 = never */
     uint64_t attempt;  /* number of the first load that it waited for; 0 = none */
     mp_worker *assigned; /* the worker that MP_POLICY_P2C chose, while the request is queued, or NULL */
 
@@ -98,6 +99,11 @@ static inline bool mp_ticket_is_done(const mp_ticket *ticket) {
  * worker does not exist in the child. Never take its lock: a thread of the parent may have held it at the fork. */
 static inline bool mp_ticket_is_orphan(const mp_ticket *ticket) {
     return ticket->generation != mp_fork_generation();
+}
+
+/* True if a step has computed part of the request. */
+static inline bool mp_ticket_begun(const mp_ticket *ticket) {
+    return atomic_load_explicit(&ticket->started_ns, memory_order_relaxed) != 0;
 }
 
 static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {

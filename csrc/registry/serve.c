@@ -70,7 +70,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
     w->served++;
-    mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+    mp_dispatch_end(ticket);
     /* mp_ticket_cancel has returned true: the request must not succeed, although its last step did. A result that is
      * ready at its deadline or at the shutdown is delivered. */
     bool refused = status == MP_OK && atomic_load_explicit(&ticket->cause, memory_order_acquire) == MP_CANCELLED;
@@ -106,7 +106,7 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     mp_assert_held(&w->entry->lock);
     deactivate(w, ticket);
     if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
-        mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+        mp_dispatch_end(ticket);
         return false;
     }
     mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
@@ -342,40 +342,19 @@ static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_unlock(&w->entry->lock);
 }
 
-/* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, may
- * be once loads and the requests of other models have ended, or was freed since the refusal. */
-static bool reclaim_from_others(mp_worker *w) {
-    mp_governor *governor = w->entry->services->governor;
-    uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
-    return mp_governor_reclaim(governor, limit / 16, false) > 0 || mp_governor_may_gain(governor, w->entry) ||
-           mp_budget_gained(&w->entry->account); /* last: what the others have freed by now, they do not hold */
-}
-
-/* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
- * `again`: admissions resume after MP_POLL_NS at the latest, because there may be no other request. */
-static void block_admission(mp_worker *w, bool again) {
-    mp_assert_held(&w->entry->lock);
-    w->memory = MP_MEMORY_TIGHT; /* it was trimmed: two workers that pass a request on ask each other no further time */
-    w->retry_ns = again ? mp_sys_now_ns() + MP_POLL_NS : 0;
-    mp_dispatch_wake_all(w->entry); /* another may take requests that are assigned to this one */
-}
-
-/* Must not hold the lock. Frees the engine's caches for a request that found no memory. Returns false if they are free
- * already, or if nothing was freed. */
-static bool serve_trim(mp_worker *w) {
-    mp_assert_not_held(&w->entry->lock);
-    mp_mutex_lock(&w->entry->lock);
-    bool trimmed = w->memory == MP_MEMORY_TRIMMED;
-    w->memory = MP_MEMORY_TRIMMED;
-    mp_mutex_unlock(&w->entry->lock);
-    return !trimmed && w->engine->ops->trim(w->engine) > 0;
-}
-
 /* Charges what the check of the request has added to its bytes, and passes it to the engine. */
 static mp_status serve_admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
     atomic_store(&w->entry->account.beside, 0);
     MP_TRY(mp_entry_charge(w->entry, ticket, error));
     return w->engine->ops->admit(w->engine, &ticket->item, error);
+}
+
+/* True if requests of the model are active, without those from fresh[from] on: they hold no memory yet. */
+static bool others_are_active(mp_worker *w, int from) {
+    mp_mutex_lock(&w->entry->lock);
+    bool others = mp_entry_running(w->entry) > w->fresh_count - from;
+    mp_mutex_unlock(&w->entry->lock);
+    return others;
 }
 
 static void admit_fresh(mp_worker *w) {
@@ -396,8 +375,14 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         status = serve_admit(w, ticket, &error);
-        if (status == MP_MEMORY_EXHAUSTED && serve_trim(w))
+        if (status == MP_MEMORY_EXHAUSTED && mp_worker_trim(w))
             status = serve_admit(w, ticket, &error);
+        if (status == MP_MEMORY_EXHAUSTED && !others_are_active(w, i)) {
+            put_back_fresh(w, i + 1); /* their outputs are in the way too */
+            w->fresh_count = i + 1;
+            if (mp_worker_drop_outputs(w))
+                status = serve_admit(w, ticket, &error);
+        }
         if (status == MP_OK) {
             note_admitted(w, ticket);
             enter_flow(w, ticket);
@@ -413,21 +398,19 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         /* Decide what this worker waits for. If other requests of this model hold memory, wait until one of them has
-         * left; fresh[i..] hold none yet, so they do not count. Otherwise, if other models can free memory, wait until
-         * they have. If this worker holds no memory, block_admission gets a time limit: the requests of other workers
-         * may end before the call, and two workers may each refuse a request because of the other's. */
+         * left. Otherwise, if other models can free memory, wait until they have. If this worker holds no memory, this
+         * wait gets a time limit: the requests of other workers may end before the call, and two workers may each
+         * refuse a request because of the other's. Otherwise, let queued requests run that have begun. */
+        bool mine = w->active_count > w->fresh_count - i, waits = others_are_active(w, i) || mp_worker_reclaim(w);
         mp_mutex_lock(&entry->lock);
-        bool mine = w->active_count > w->fresh_count - i;
-        bool others = mp_entry_running(entry) > w->fresh_count - i;
+        bool yields = !waits && mp_worker_yield(w, ticket);
+        if (waits)
+            mp_worker_block_admission(w, !mine);
         mp_mutex_unlock(&entry->lock);
-        bool coming = !others && reclaim_from_others(w);
-        if (!others && !coming) {
+        if (!waits && !yields) {
             end_item(w, ticket, status, &error);
             continue;
         }
-        mp_mutex_lock(&entry->lock);
-        block_admission(w, !mine);
-        mp_mutex_unlock(&entry->lock);
         put_back_fresh(w, i);
         break;
     }
@@ -565,12 +548,13 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns, bool cut_short) {
     return dead;
 }
 
-/* Frees memory for a request that found none in a step: first the engine's caches, once. After that, the youngest
- * request of the lowest priority is preempted and returns to the front of the queue. If no other request holds memory
- * and none is being freed, the waiting request fails. */
+/* Frees memory for a request that found none in a step: first the engine's caches, once, and the outputs of queued
+ * requests without results. After that, the youngest request of the lowest priority is preempted and returns to the
+ * front of the queue. If only the waiting request is active and no memory is being freed, queued requests that have
+ * begun run first, because their results hold memory. If none of them can go on, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
-    if (serve_trim(w))
+    if (mp_worker_trim(w) || mp_worker_drop_outputs(w))
         return;
     mp_ticket *victim = NULL;
     for (int i = 0; i < w->active_count; i++) {
@@ -581,13 +565,14 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
             (ticket->item.priority == victim->item.priority && ticket->item.sequence > victim->item.sequence))
             victim = ticket;
     }
-    bool alone = w->active_count == 1, coming = alone && reclaim_from_others(w);
+    bool alone = w->active_count == 1, coming = alone && mp_worker_reclaim(w);
     mp_mutex_lock(&entry->lock);
     bool others = mp_entry_running(entry) > w->active_count, waits = !alone || coming || others;
+    bool yields = !waits && mp_worker_yield(w, waiting);
     if (waits)
-        block_admission(w, alone || others);
+        mp_worker_block_admission(w, alone || others);
     mp_mutex_unlock(&entry->lock);
-    if (waits) {
+    if (waits || yields) {
         serve_preempt(w, victim);
         return;
     }
@@ -606,11 +591,8 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     if (error.code == MP_OK)
         mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
-    bool shortage = error.code == MP_MEMORY_EXHAUSTED;
-    bool coming = shortage && (w->engine->ops->trim(w->engine) || reclaim_from_others(w));
     mp_mutex_lock(&entry->lock);
-    bool again = shortage ? mp_faults_shortage(entry, ticket, coming)
-                          : mp_faults_step(entry, ticket, error.code, alone, w->engine->external_kill, step);
+    bool again = mp_faults_step(entry, ticket, error.code, alone, w->engine->external_kill, step);
     mp_mutex_unlock(&entry->lock);
     if (!again) {
         end_item(w, ticket, error.code, &error);
@@ -631,8 +613,6 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
     mp_dispatch_wake_all(entry);
     mp_dispatch_memory_free(entry);
     forget_shortage(w);
-    if (shortage)
-        block_admission(w, true);
     mp_mutex_unlock(&entry->lock);
     if (waits)
         return;
@@ -646,11 +626,15 @@ static void deliver_outcomes(mp_worker *w) {
     bool some_ended = false;
     mp_step_fault fault = {0};
     for (int i = 0; i < w->plan.count; i++) { /* first: an internal error or a lost engine ends the worker */
-        const mp_error *error = &w->plan.items[i]->error;
-        if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_INTERNAL)
+        mp_error *error = &w->plan.items[i]->error;
+        if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_INTERNAL) {
             set_fault(w, error);
-        else if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_RECV)
+        } else if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_RECV) {
             is_lost(w);
+        } else if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_MEMORY_EXHAUSTED) {
+            w->outcomes[i] = MP_OUTCOME_WAIT_MEMORY; /* a failed step has changed nothing */
+            mp_error_clear(error);
+        }
     }
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;

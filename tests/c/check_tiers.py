@@ -58,8 +58,8 @@ READ_SCHEMAS = ("models", "isolation", "python")
 # function that is passed as a pointer (the job of a worker's thread, a handler of events) is not called there.
 REGISTRY_ORDER = """
     events forecast governor cpu_allocator maintenance services state_machine chaos notifier
-    entry worker request faults dispatch ends launch submit caller load improve serve leave evict remove sweep describe
-    upkeep audit registry_all registry_fork fork keys registry
+    entry worker request faults dispatch ends launch submit caller load improve shortage serve leave evict remove sweep
+    describe upkeep audit registry_all registry_fork fork keys registry
 """.split()
 OPENBLAS_FILE = "kernels/blas.c"
 # Keys of tables that requests share: other files of models/ take them from these, so no key lacks the tenant.

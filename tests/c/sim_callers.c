@@ -299,6 +299,7 @@ static bool submit(caller *self, record *r) {
     if (w.kind->memory) {
         call->memory = 1 + of(4);
         call->memory_a_step = of(3);
+        call->outputs = percent(50) ? sim_below(20000) : 0;
         call->keeps_state = percent(50);
     }
     r->call = call;
@@ -325,6 +326,7 @@ static bool submit(caller *self, record *r) {
         options = (mp_submit_options){.priority = 2};
         call->bad_argument = call->refused = call->numeric = call->alone = false;
         call->memory = call->memory_a_step = 0;
+        call->outputs = 0;
     }
     if (w.kind->special && w.kind->special->call)
         w.kind->special->call(r, &options);

@@ -3,8 +3,10 @@
 
 #ifdef MP_SIM
 
+#include <stddef.h>
 #include <string.h>
 
+#include "registry/worker.h"
 #include "sim_states.h"
 
 static const uint64_t MS = 1000 * 1000;
@@ -126,6 +128,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(call->lost_worker < 2 + call->killed_worker);
     SIM_CHECK(call->base.resumable ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
+    SIM_CHECK(call->base.output_bytes == call->outputs);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
         sim_now() > fakes.jumped_ns + LATE_NS && sim_now() > item->deadline_ns + fakes.paused_ns + LATE_NS)
         sim_fail("a request starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
@@ -245,6 +248,24 @@ static bool compute_parts(fake_engine *engine, mp_item *item, uint32_t units) {
     return state->sequence && sim_sequence_compute(&engine->parts, state->sequence, units);
 }
 
+/* Call when a worker begins to compute. An abandoned worker counts no more: its CPUs are free for others, although it
+ * may compute until its next poll. */
+static void begin_step(sim_step *step, mp_lease *lease) {
+    int threads = 0;
+    *step = (sim_step){fakes.steps, (mp_worker *)((char *)lease - offsetof(mp_worker, lease))};
+    fakes.steps = step;
+    for (const sim_step *at = fakes.steps; at; at = at->next)
+        threads += at->worker->threads;
+    SIM_CHECK(lease->threads >= 1 && threads <= fakes.threads);
+}
+
+static void end_step(const sim_step *step) {
+    sim_step **link = &fakes.steps;
+    while (*link != step)
+        link = &(*link)->next;
+    *link = step->next;
+}
+
 static bool compute(mp_lease *lease, uint64_t ns) {
     for (uint64_t done = 0; done < ns; done += MS) {
         if (mp_lease_poll(lease))
@@ -284,12 +305,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         engine->caches += grown;
     bool broken = false, whole = !mp_lease_poll(lease); /* an abandoned worker has lost its compute threads */
     if (whole) {
-        int threads = lease->threads, most = model->threads < fakes.threads ? model->threads : fakes.threads;
-        SIM_CHECK(!fakes.alone || threads == (most < 1 ? 1 : most));
-        fakes.threads_in_steps += threads;
-        SIM_CHECK(threads >= 1 && fakes.threads_in_steps <= fakes.threads);
+        int most = model->threads < fakes.threads ? model->threads : fakes.threads;
+        sim_step step;
+        SIM_CHECK(!fakes.alone || lease->threads == (most < 1 ? 1 : most));
+        begin_step(&step, lease);
         whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
-        fakes.threads_in_steps -= threads;
+        end_step(&step);
     }
     bool taken_along = false;
     for (int i = 0; i < plan->count && fakes.whole && whole; i++)
@@ -395,16 +416,16 @@ static bool engine_improve(mp_engine *base, mp_lease *lease) {
         return model->slices > 0;
     enter(engine);
     SIM_CHECK(engine->admitted == 0 && lease->threads == 1 && model->models > 0);
-    fakes.threads_in_steps++;
+    sim_step step;
+    begin_step(&step, lease);
     fakes.improving++;
-    SIM_CHECK(fakes.threads_in_steps <= fakes.threads);
     if (model->stuck_steps > 0 && sim_below(4) == 0) {
         model->stuck_steps--;
         mp_sys_sleep_ns(model->stuck_ns);
     }
     compute(lease, 2 * MS);
     fakes.improving--;
-    fakes.threads_in_steps--;
+    end_step(&step);
     if (model->slices > 0)
         model->slices--;
     leave(engine);
@@ -490,6 +511,8 @@ static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *c
     sim_yield();
     if (((sim_call *)call)->bad_argument)
         return mp_fail(error, MP_INVALID_ARGUMENT, "a bad argument");
+    call->bytes += ((sim_call *)call)->outputs - call->output_bytes;
+    call->output_bytes = ((sim_call *)call)->outputs;
     *total = ((sim_call *)call)->units;
     *cost_ns = *total * MS;
     return MP_OK;
@@ -502,6 +525,16 @@ static uint64_t call_fingerprint(const mp_request *call) {
 static bool call_seen(const mp_request *base) {
     const sim_call *call = (const sim_call *)base;
     return call->streams && call->done > 0;
+}
+
+static bool call_drop_outputs(mp_request *base, bool begun) {
+    sim_call *call = (sim_call *)base;
+    SIM_CHECK(!call->admitted && (begun || !call->done));
+    if (begun)
+        return false;
+    base->bytes -= base->output_bytes;
+    base->output_bytes = 0;
+    return true;
 }
 
 static bool model_healthy(const mp_model *base) { return !((const fake_model *)base)->model->unhealthy; }
@@ -609,6 +642,7 @@ sim_call *sim_fakes_call(uint32_t units) {
     call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
     call->base.seen = call_seen;
+    call->base.drop_outputs = call_drop_outputs;
     call->units = units;
     fakes.calls++;
     return call;
@@ -633,7 +667,7 @@ void sim_fakes_end(void) {
     }
     if (fakes.calls)
         sim_fail("%d requests are left", fakes.calls);
-    SIM_CHECK(fakes.threads_in_steps == 0);
+    SIM_CHECK(!fakes.steps);
 }
 
 #endif

@@ -38,6 +38,7 @@ typedef struct sim_call {
     mp_request base;
     uint32_t units, done;
     int memory, memory_a_step; /* memory from admission to retirement, and growth per step */
+    uint64_t outputs;          /* bytes of its outputs, which check() makes */
     bool bad_argument, refused, numeric, keeps_state;
     int admitted;            /* 1 while an engine has admitted it */
     bool alone;              /* no other item may be in the engine at the same time */
@@ -66,10 +67,16 @@ typedef struct sim_call {
     int tenant;              /* number from 1 on, in worlds that compare tenants */
 } sim_call;
 
+typedef struct sim_step { /* a step, or a slice of optional work */
+    struct sim_step *next;
+    const struct mp_worker *worker;
+} sim_step;
+
 typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
     int count, calls; /* used entries of models; requests that exist */
-    int threads, threads_in_steps;
+    int threads;
+    sim_step *steps; /* those that compute now */
     int improving; /* engines in a slice of optional work */
     bool on_time;        /* the clock never moves past a deadline while a fibre can run */
     bool no_late;        /* as on_time, except for jumps (jumped_ns) */

@@ -183,7 +183,7 @@ static void run_child(void) {
             left += model->model_bytes;
         model->loading = 0;
     }
-    fakes.threads_in_steps = 0;
+    fakes.steps = NULL;
     w.caller_count = 0;
     expect_ok(mp_registry_audit(w.registry, sim_is_held, &error), &error, "the audit");
     mp_registry_stats stats;

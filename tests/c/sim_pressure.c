@@ -90,6 +90,7 @@ static void thrash_call(record *r, mp_submit_options *options) {
     r->deadline_ns = r->patience_ns = 0;
     call->numeric = call->refused = call->bad_argument = call->alone = false;
     call->memory = call->memory_a_step = 0;
+    call->outputs = 0;
     if (r->endless || percent(15))
         call->units = 100 + (uint32_t)of(300);
     r->endless = false;

@@ -116,6 +116,7 @@ static void reclaim_begin(void) {
 static void reclaim_call(record *r, mp_submit_options *options) {
     options->keep_alive_ns = 0;
     r->call->memory = r->call->memory_a_step = 0;
+    r->call->outputs = 0;
 }
 
 const sim_special sim_reclaim = {

@@ -324,6 +324,7 @@ static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *c
     if (((fake_call *)call)->bad_argument)
         return mp_fail(error, MP_INVALID_ARGUMENT, "a bad argument");
     call->bytes += ((fake_call *)call)->outputs;
+    call->output_bytes += ((fake_call *)call)->outputs;
     ((fake_call *)call)->outputs = 0; /* counted once, even if another engine checks it again */
     *total = ((fake_call *)call)->units;
     *cost_ns = *total * FAKE_MS(1);
@@ -437,6 +438,15 @@ static bool call_seen(const mp_request *base) {
 
 static uint64_t call_fingerprint(const mp_request *call) { return ((const fake_call *)call)->fingerprint; }
 
+static bool call_drop_outputs(mp_request *call, bool begun) {
+    if (begun)
+        return false;
+    ((fake_call *)call)->outputs = call->output_bytes;
+    call->bytes -= call->output_bytes;
+    call->output_bytes = 0;
+    return true;
+}
+
 fake_call *fake_call_create(uint32_t units) {
     fake_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
     if (!call)
@@ -445,6 +455,7 @@ fake_call *fake_call_create(uint32_t units) {
     call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
     call->base.seen = call_seen;
+    call->base.drop_outputs = call_drop_outputs;
     static _Atomic uint64_t number;
     call->fingerprint = atomic_fetch_add(&number, 1) + 1;
     call->units = units;

@@ -212,3 +212,85 @@ MP_TEST(registry_serving_memory_of_a_load_that_ends_meanwhile) {
     MP_CHECK_INT(mp_ticket_status(ticket, NULL), MP_OK);
     scene_close(&scene);
 }
+
+/* A request that finds no memory in a step, and is the only active one, gets memory of queued requests: the outputs of
+ * those that have not begun are freed and made again later; those that have begun run first. A request that would not
+ * fit alone fails, and the others do not. */
+MP_TEST(registry_serving_memory_of_queued_requests) {
+    enum { LIMIT = 1000000, OTHERS = 4, OUTPUTS = 130000 };
+    static const struct {
+        int needs, plan_items;
+        uint32_t other_units;
+        mp_status status;
+    } cases[] = {{500000, 1, 1, MP_OK}, {500000, 0, 20, MP_OK}, {900000, 1, 1, MP_OK}, {900000, 0, 20, MP_OK},
+                 {1100000, 1, 1, MP_MEMORY_EXHAUSTED}, {1100000, 0, 20, MP_MEMORY_EXHAUSTED}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        scene scene;
+        mp_guard none = {0};
+        mp_ticket *others[OTHERS];
+        scene_open(&scene, "a", NULL, LIMIT);
+        scene.fake.step_units = 1;
+        scene.fake.plan_items = cases[c].plan_items;
+        scene.fake.other_load = &none; /* growth is charged to the budget */
+        mp_worker *worker = scene_ready(&scene);
+        mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
+        call_of(ticket)->memory_a_step = cases[c].needs;
+        for (int i = 0; i < OTHERS; i++) {
+            others[i] = queue(&scene, cases[c].other_units, (mp_submit_options){.priority = 2});
+            call_of(others[i])->outputs = OUTPUTS;
+        }
+        scene_serve(&scene, worker);
+        MP_CHECK_INT(mp_ticket_status(ticket, NULL), cases[c].status);
+        for (int i = 0; i < OTHERS; i++)
+            MP_CHECK_INT(mp_ticket_status(others[i], NULL), MP_OK);
+        MP_CHECK_INT(scene.entry->yielding, 0);
+        scene_close(&scene);
+    }
+}
+
+/* Requests that let others run first try again when one has ended, and let others run first again. Meanwhile, requests
+ * that have not begun do not take the memory. */
+MP_TEST(registry_serving_yields_again_after_each_end) {
+    enum { A, B, C, NEW, COUNT, OUTPUTS = 100000 };
+    /* With the outputs of A to C, only C fits. Without those of C, only B fits. */
+    static const int needs[COUNT] = {[A] = 850000, [B] = 750000, [C] = 100000};
+    scene scene;
+    mp_guard none = {0};
+    mp_ticket *tickets[COUNT];
+    scene_open(&scene, "a", NULL, 1000000);
+    scene.fake.step_units = 1;
+    scene.fake.plan_items = 3;
+    scene.fake.other_load = &none; /* growth is charged to the budget */
+    mp_worker *worker = scene_ready(&scene);
+    for (int i = 0; i < COUNT; i++) {
+        tickets[i] = queue(&scene, i == C ? 6 : 1, (mp_submit_options){.priority = i == A ? 0 : 2});
+        call_of(tickets[i])->memory_a_step = needs[i];
+        call_of(tickets[i])->outputs = OUTPUTS;
+    }
+    scene_serve(&scene, worker);
+    for (int i = 0; i < COUNT; i++)
+        MP_CHECK_INT(mp_ticket_status(tickets[i], NULL), MP_OK);
+    MP_CHECK(call_of(tickets[C])->finished_step < call_of(tickets[B])->finished_step);
+    MP_CHECK(call_of(tickets[B])->finished_step < call_of(tickets[A])->finished_step);
+    MP_CHECK(call_of(tickets[A])->finished_step < call_of(tickets[NEW])->finished_step);
+    scene_close(&scene);
+}
+
+/* A step that fails for lack of memory is as one that waits for it: it uses up no retry while others can make room. */
+MP_TEST(registry_serving_memory_of_failed_steps) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000000);
+    scene.fake.plan_items = 1;
+    mp_worker *worker = scene_ready(&scene);
+    mp_ticket *first = queue(&scene, 1, (mp_submit_options){.priority = 0});
+    mp_ticket *second = queue(&scene, 1, (mp_submit_options){.priority = 2});
+    call_of(first)->faults = 2; /* the first preempts `second`, the second frees its outputs */
+    call_of(first)->fault = MP_MEMORY_EXHAUSTED;
+    call_of(second)->outputs = 1000;
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(mp_ticket_status(first, NULL), MP_OK);
+    MP_CHECK_INT(mp_ticket_status(second, NULL), MP_OK);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_preemptions], 1);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_retries], 0);
+    scene_close(&scene);
+}

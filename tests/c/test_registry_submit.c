@@ -82,6 +82,43 @@ MP_TEST(registry_submit_returns_probes) {
     scene_close(&scene);
 }
 
+typedef struct observed {
+    const mp_breaker *breaker;
+    int probing; /* -1: not called */
+} observed;
+
+static bool observe_and_give_up(void *arg) {
+    observed *seen = arg;
+    seen->probing = seen->breaker->probing;
+    return true;
+}
+
+/* A request that waits for memory holds no probe: otherwise the breaker would refuse all others meanwhile. */
+MP_TEST(registry_submit_waits_for_memory_without_a_probe) {
+    scene scene;
+    mp_guard load;
+    mp_error error;
+    bool gone;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene_ready(&scene);
+    mp_breaker *breaker = &scene.entry->faults.breaker;
+    breaker->state = MP_BREAKER_HALF_OPEN;
+    breaker->epoch = 3;
+    MP_CHECK(mp_governor_try_reserve(scene.services->governor, 900000, &load)); /* waits for it are not in vain */
+    observed seen = {breaker, -1};
+    mp_submit_options options = {.give_up = observe_and_give_up, .give_up_arg = &seen};
+    mp_ticket *ticket = scene_ticket(&scene, 1, options);
+    mp_ticket_request(ticket)->bytes = 500000;
+    MP_CHECK_STATUS(mp_entry_submit(scene.entry, ticket, &options, &gone, &error), MP_CANCELLED, &error);
+    MP_CHECK_INT(seen.probing, 0);
+    MP_CHECK_INT(ticket->faults.probe, 0);
+    mp_guard_release(&load);
+    MP_CHECK_OK(mp_entry_submit(scene.entry, ticket, &options, &gone, &error), &error);
+    MP_CHECK_INT(ticket->faults.probe, 3);
+    MP_CHECK_INT(breaker->probing, 1);
+    scene_close(&scene);
+}
+
 /* A fault opens the breaker once: when the window has as many faults as the threshold, or a probe fails. */
 MP_TEST(registry_submit_faults_open_the_breaker_once) {
     const mp_breaker_rule rule = {.threshold = 2, .probes = 1, .successes = 1, .window_ns = 100, .backoff_ns = 1000};

@@ -599,14 +599,6 @@ static mp_status begin_large(vit_engine *engine, large_image *large, int32_t row
     return MP_OK;
 }
 
-/* True if other large images hold memory that they will release. */
-static bool others_begun(const vit_engine *engine, const large_image *large) {
-    for (int i = 0; i < MAX_LARGE; i++)
-        if (&engine->large[i] != large && engine->large[i].begun)
-            return true;
-    return false;
-}
-
 /* Compute parts of the planned image, at least one, until its time is over. Returns the operations computed. */
 static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t start, mp_outcome *outcome) {
     const mp_vit *model = engine->model;
@@ -632,7 +624,7 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     if (status == MP_OK)
         status = mp_engine_reserve(&engine->arena, part + threads, engine->budget, &engine->charged, &item->error);
     if (status != MP_OK) {
-        *outcome = others_begun(engine, large) ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
+        *outcome = MP_OUTCOME_FAILED;
         return 0;
     }
     if (large->at.layer == 0 && large->at.stage == 0 && image.n <= TABLE_ROWS)

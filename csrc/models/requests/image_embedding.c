@@ -18,6 +18,12 @@ static void free_output(mp_image_embedding_request *request) {
     mp_request_charge_outputs(&request->base, 0);
 }
 
+static bool image_drop_outputs(mp_request *base, bool begun) {
+    if (!begun)
+        free_output((mp_image_embedding_request *)base);
+    return !begun;
+}
+
 static void image_destroy(mp_request *base) {
     mp_image_embedding_request *request = (mp_image_embedding_request *)base;
     free_output(request);
@@ -50,6 +56,7 @@ mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args,
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = MP_IMAGE_EMBEDDING,
                          .destroy = image_destroy,
+                         .drop_outputs = image_drop_outputs,
                          .fingerprint = image_fingerprint,
                          .usage = image_usage,
                          .bytes = sizeof *to,

@@ -26,6 +26,12 @@ static void free_output(mp_embedding_request *request) {
     mp_request_charge_outputs(&request->base, 0);
 }
 
+static bool embed_drop_outputs(mp_request *base, bool begun) {
+    if (!begun)
+        free_output((mp_embedding_request *)base);
+    return !begun;
+}
+
 static void embed_destroy(mp_request *base) {
     mp_embedding_request *request = (mp_embedding_request *)base;
     free_output(request);
@@ -70,6 +76,7 @@ mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embeddin
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = MP_TEXT_EMBEDDING,
                          .destroy = embed_destroy,
+                         .drop_outputs = embed_drop_outputs,
                          .fingerprint = embed_fingerprint,
                          .usage = embed_usage,
                          .bytes = sizeof *to,

@@ -15,6 +15,12 @@ static void free_output(mp_image_generation_request *request) {
     mp_request_charge_outputs(&request->base, 0);
 }
 
+static bool t2i_drop_outputs(mp_request *base, bool begun) {
+    if (!begun)
+        free_output((mp_image_generation_request *)base);
+    return !begun;
+}
+
 static void t2i_destroy(mp_request *base) {
     mp_image_generation_request *request = (mp_image_generation_request *)base;
     free_output(request);
@@ -79,6 +85,7 @@ mp_status mp_image_generation_request_create(const mp_image_generation_args *arg
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = MP_TEXT_TO_IMAGE,
                          .destroy = t2i_destroy,
+                         .drop_outputs = t2i_drop_outputs,
                          .fingerprint = t2i_fingerprint,
                          .usage = t2i_usage,
                          .seen = t2i_seen,

@@ -194,6 +194,15 @@ static bool text_seen(const mp_request *base) {
     return false;
 }
 
+/* Before the first token, a request has no results but those of its prompt. */
+static bool text_drop_outputs(mp_request *base, bool begun) {
+    mp_text_request *request = (mp_text_request *)base;
+    if (begun && (text_seen(base) || request->want_prompt_logits || request->capture.values > 0))
+        return false;
+    free_output(request);
+    return true;
+}
+
 static mp_status check_text(const mp_text_args *args, mp_error *error) {
     MP_TRY(mp_check_range("the number of prompt tokens", args->n_prompt, 1, MP_TEXT_MAX_TOKENS, error));
     MP_TRY(mp_check_range("the number of stop strings", args->n_stop, 0, MP_TEXT_MAX_STOPS, error));
@@ -299,6 +308,7 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = args->vision ? MP_VISION : MP_TEXT_TO_TEXT,
                          .destroy = text_destroy,
+                         .drop_outputs = text_drop_outputs,
                          .fingerprint = text_fingerprint,
                          .usage = text_usage,
                          .seen = text_seen,

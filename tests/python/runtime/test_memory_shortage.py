@@ -19,7 +19,7 @@ import mpool
 import imagemodels
 from mpool import aio
 from mpool.runtime import watching
-from shortages import full
+from shortages import LARGE, MOST, full
 from tinymodels import cached
 from waiting import until
 
@@ -139,9 +139,12 @@ async def _iterated(vectors: Any) -> Any:
     return [row.tolist() async for row in vectors]
 
 
+#: A request of a model that stays loaded. It needs more memory than `full` leaves.
+PINNED: dict[str, Any] = LARGE | {"model": "pinned", "prompt": "Hello", "max_tokens": MOST}
 #: Requests of each capability on an event loop, and how to read their results.
 ASYNC_REQUESTS: dict[str, Callable[[mpool.Pool], Any]] = {
     "generate": lambda pool: aio.generate("Hello", "one", max_tokens=4, seed=1, pool=pool),
+    "pinned": lambda pool: aio.generate(**PINNED, stop=list("aeiou "), seed=1, pool=pool),
     "chat": lambda pool: aio.chat("Hello", "two", max_tokens=4, seed=1, logprobs=2, n=2, pool=pool),
     "stream": lambda pool: _text(aio.generate("Hello", "one", max_tokens=4, seed=1, stream=True, pool=pool)),
     "embed": lambda pool: aio.embed("A cat sat.", "bert", pool=pool),
@@ -167,7 +170,7 @@ def filled(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytes
     config = mpool.PoolConfig(offline=True, memory_bytes=128 << 20, isolation=request.param, max_workers_per_model=1,
                               request_timeout=200)
     with mpool.Pool(config) as pool:
-        for name in ("one", "two", "filler"):
+        for name in ("one", "two", "filler", "pinned"):
             pool.register(name, str(folder))
         pool.register("bert", str(cached(tmp_path_factory, "bert")))
         yield pool
@@ -176,6 +179,7 @@ def filled(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytes
 def test_coroutines_wait_for_memory_that_requests_hold(filled: mpool.Pool) -> None:
     """The loop runs on meanwhile, and one whose memory cannot become free fails at once."""
     async def run() -> None:
+        filled.load("pinned", pin=True)
         expected = [_plain(await make(filled)) for make in ASYNC_REQUESTS.values()]
         with full(filled, "filler"):
             with pytest.raises(mpool.MemoryExhausted):
@@ -184,10 +188,11 @@ def test_coroutines_wait_for_memory_that_requests_hold(filled: mpool.Pool) -> No
             for _ in range(30):
                 await asyncio.sleep(0.01)
                 assert not [task for task in tasks if task.done()]
+            assert sum(line.length for line in watching.watcher()._lines.values()) == 1
             with pytest.raises(mpool.Timeout):
                 await aio.generate("Hello", "one", max_tokens=4, timeout=0.1, pool=filled)
-            for refused in (lambda: filled.submit("text_to_text", prompt="a", model="one"),
-                            lambda: filled.generate("a", "one", fail_fast=True)):
+            for refused in (lambda: filled.submit("text_to_text", **PINNED),
+                            lambda: filled.generate(**PINNED, fail_fast=True)):
                 with pytest.raises(mpool.Overloaded):
                     refused()
             cancelled = asyncio.ensure_future(aio.generate("Hello", "one", pool=filled))

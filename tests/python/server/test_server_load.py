@@ -48,16 +48,17 @@ def test_40_concurrent_streams(llama: Path) -> None:
         check_concurrent_streams(server, 40, 30)
 
 
-MESSAGES = {"model": "llama", "messages": CHAT, "max_tokens": 400}
-#: Requests of each protocol: path, and body. They need more memory than the smallest of those that hold it.
+MESSAGES = {"model": "llama", "messages": CHAT, "max_tokens": 2000}
+#: Requests of each protocol: path, and body. They need more memory than `shortages.full` leaves.
 PROTOCOLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", MESSAGES), ("/v1/chat/completions", {**MESSAGES, "stream": True}),
-    ("/v1/completions", {"model": "llama", "prompt": "Hello", "max_tokens": 400}),
-    ("/v1/responses", {"model": "llama", "input": "Hello", "max_output_tokens": 400}),
+    ("/v1/completions", {"model": "llama", "prompt": "Hello", "max_tokens": 2000}),
+    ("/v1/responses", {"model": "llama", "input": "Hello", "max_output_tokens": 2000}),
     ("/v1/messages", MESSAGES), ("/api/chat", {**MESSAGES, "stream": False}),
-    ("/api/generate", {"model": "llama", "prompt": "Hello", "options": {"num_predict": 400}, "stream": True}),
-    ("/v1/embeddings", {"model": "bert", "input": ["A cat sat."] * 200}), ("/embed", {"inputs": ["A cat sat."] * 200}),
-    ("/api/embed", {"model": "bert", "input": ["A cat sat."] * 200}))
+    ("/api/generate", {"model": "llama", "prompt": "Hello", "options": {"num_predict": 2000}, "stream": True}),
+    ("/v1/embeddings", {"model": "bert", "input": ["A cat sat."] * 1000}),
+    ("/embed", {"inputs": ["A cat sat."] * 1000}),
+    ("/api/embed", {"model": "bert", "input": ["A cat sat."] * 1000}))
 
 
 def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> None:
@@ -67,8 +68,14 @@ def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> N
     models = [f"llama={llama}", f"filler={llama}", f"bert={bert}"]
     config = mpool.PoolConfig(memory_bytes=40 << 20, offline=True, shutdown_grace=1.0, max_workers_per_model=1,
                               request_timeout=200)
+    def pinned(server: Any) -> mpool.Pool:  # with other models loaded: their requests are checked when they arrive
+        pool: mpool.Pool = server.state.pool
+        for name in ("llama", "bert"):
+            pool.load(name, pin=True)
+        return pool
+
     with serving(models, config) as server:
-        with full(server.state.pool, "filler"):
+        with full(pinned(server), "filler"):
             waiting = [Raw(server, 120).request(path, json.dumps(body).encode()) for path, body in PROTOCOLS]
             until(lambda: sum(line.length for watcher in list(watching._watchers.values())
                               for line in list(watcher._lines.values())) == len(waiting), 30)
@@ -77,7 +84,7 @@ def test_requests_of_each_protocol_wait_for_memory(llama: Path, bert: Path) -> N
             with raw:
                 statuses.append(raw.response()[0])
         assert statuses == [200] * len(waiting)
-    with serving(models, dataclasses.replace(config, fail_fast=True)) as server, full(server.state.pool, "filler"):
+    with serving(models, dataclasses.replace(config, fail_fast=True)) as server, full(pinned(server), "filler"):
         for path, body in PROTOCOLS:
             with Raw(server) as raw:
                 status, headers, _ = raw.request(path, json.dumps(body).encode()).response()
