@@ -22,19 +22,25 @@ static MP_INLINE int8x16_t arm_word(const void *from) {
 }
 
 /* acc[i] += w[4 i ...] . a[0 ... 3], exact; arm_sdot<n>: by a[4 n ...]. DOTPROD: w and a are signed. */
-#define ARM_SDOT(name, lane)                                                                         \
-    static MP_INLINE int32x4_t name(int32x4_t acc, int8x16_t w, int8x16_t a) {                       \
-        __asm__("sdot %0.4s, %1.16b, %2.4b[" lane "]" : "+w"(acc) : "w"(w), "w"(a));                 \
-        return acc;                                                                                  \
+#define ARM_DOT(name, dot, lane)                                                   \
+    static MP_INLINE int32x4_t name(int32x4_t acc, int8x16_t w, int8x16_t a) {     \
+        __asm__(dot " %0.4s, %1.16b, %2.4b[" lane "]" : "+w"(acc) : "w"(w), "w"(a)); \
+        return acc;                                                                \
     }
-ARM_SDOT(arm_sdot, "0")
-ARM_SDOT(arm_sdot1, "1")
-ARM_SDOT(arm_sdot2, "2")
-ARM_SDOT(arm_sdot3, "3")
+ARM_DOT(arm_sdot, "sdot", "0")
+ARM_DOT(arm_sdot1, "sdot", "1")
+ARM_DOT(arm_sdot2, "sdot", "2")
+ARM_DOT(arm_sdot3, "sdot", "3")
+ARM_DOT(arm_usdot, "usdot", "0") /* I8MM: w is unsigned */
 
 /* I8MM: two rows of 8 bytes of w times two rows of a, all signed: acc[2 i + j] += w[8 i ...] . a[8 j ...]. */
 static MP_INLINE int32x4_t arm_smmla(int32x4_t acc, int32x4_t w, int32x4_t a) {
     __asm__("smmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(w), "w"(a));
+    return acc;
+}
+/* The same with unsigned w. */
+static MP_INLINE int32x4_t arm_usmmla(int32x4_t acc, int32x4_t w, int32x4_t a) {
+    __asm__("usmmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(w), "w"(a));
     return acc;
 }
 

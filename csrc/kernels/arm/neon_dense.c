@@ -121,7 +121,8 @@ MP_TARGET_DOTPROD_BEGIN
 #include "kernels/simd/dense_gemm.h"
 MP_TARGET_END
 
-/* ---- I8 by smmla, one row by sdot -------------------------------------------------------------------------------- */
+/* ---- I8 by usmmla, one row by usdot ------------------------------------------------------------------------------ */
+/* The weights are used as they are, + 128, and the accumulators start at -128 times the sum of the row. */
 MP_TARGET_I8MM_BEGIN
 #define D(name)         i8mm_##name
 #define D_W             int8x16_t
@@ -130,12 +131,13 @@ MP_TARGET_I8MM_BEGIN
 #define D_CLASS         D_I8
 #define D_MAX_ROWS      6
 #define D_PANELS(R)     1
-#define i8mm_start      i8_start
-#define i8mm_load       i8_load
 #define i8mm_splat      arm_word
-#define i8mm_dot        arm_sdot
+#define i8mm_dot        arm_usdot
 #define i8mm_result     i8_result
-#define D_MMLA           arm_smmla
+static MP_INLINE int32x4_t i8mm_start(int32_t sum) { return vdupq_n_s32(-128 * sum); }
+static MP_INLINE int8x16_t i8mm_load(const uint8_t *w) { return vreinterpretq_s8_u8(vld1q_u8(w)); }
+#define D_MMLA           arm_usmmla
+#define D_ZIP(x, y)      vzip1q_s32(x, y)
 #define D_UNZIP(n, x, y) vuzp##n##q_s32(x, y)
 #define D_BITS(w)        vreinterpretq_s32_s8(w)
 #include "kernels/simd/pair_tile.h"
@@ -160,6 +162,7 @@ MP_TARGET_BF16_BEGIN
 #define bf16_dot        arm_bfdot
 static MP_INLINE uint16x8_t bf16_load(const uint8_t *w) { return vreinterpretq_u16_u8(vld1q_u8(w)); }
 #define D_MMLA           arm_bfmmla
+#define D_ZIP(x, y)      vzip1q_f32(x, y)
 #define D_UNZIP(n, x, y) vuzp##n##q_f32(x, y)
 #define D_BITS(w)        vreinterpretq_s32_u16(w)
 #include "kernels/simd/pair_tile.h"

@@ -311,7 +311,7 @@ static void mm_gemm(int which, const mm_kind *kind, const mp_wmat *w, const mp_a
     }
     assert(x->kind == MP_A_Q8 && x->K == w->K && m1 <= x->M && panel1 <= w->panels);
     const int near = ACTS_BYTES / x->K, most = near < PASS_LEAST ? PASS_LEAST : near < PASS ? near / 2 * 2 : PASS;
-    for (int passes = (m1 - m0 + most - 1) / most, m = m0; passes > 0; passes--) { /* of nearly equal height */
+    for (int passes = (m1 - m0 + most - 1) / most, m = m0; passes > 0; passes--) { /* passes of nearly equal height */
         const int end = passes == 1 ? m1 : m + ((m1 - m) / passes + 1) / 2 * 2;
         mm_pass(kind, w, x, m, end, panel0, panel1, ep, y, ldy);
         m = end;

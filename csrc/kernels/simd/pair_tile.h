@@ -1,5 +1,5 @@
 /* simd/pair_tile.h: a tile of dense_gemm.h with the ARM instructions that multiply two rows of 8 bytes by two rows of 8
- * bytes (smmla, bfmmla).
+ * bytes (usmmla, bfmmla).
  *
  * Include it before dense_gemm.h, inside the same target region and with its macros. Two steps of four outputs, zipped,
  * form two registers, each with 8 bytes of two outputs. A pair of activation rows forms one register with 8 bytes of
@@ -11,6 +11,7 @@
  * steps is odd, the last step uses D(dot). In addition to the macros of dense_gemm.h, the includer defines (and this
  * file undefines):
  *   D_MMLA(acc, w, a)   acc as D_ACC, w and a as int32x4_t
+ *   D_ZIP(x, y)         zip1 of two D_ACC
  *   D_UNZIP(n, x, y)    uzp<n> of two D_ACC
  *   D_BITS(w)           a D_W as int32x4_t */
 static MP_INLINE void D(pair_tile)(const int R, const dense_tile *t) {
@@ -22,8 +23,10 @@ static MP_INLINE void D(pair_tile)(const int R, const dense_tile *t) {
     for (int r = 0; r < 2 * pairs; r++)
         a[r] = t->a + (r < R ? r : R - 1) * t->a_stride;
     MP_UNROLL
-    for (int i = 0; i < pairs * 2 * V; i++)
-        acc[i] = D(start)(0);
+    for (int i = 0; i < pairs * 2 * V; i++) {
+        const int r = i / (2 * V) * 2, next = r + 1 < R ? r + 1 : r;
+        acc[i] = D_ZIP(D(start)(D_SCALED ? t->sum[r] : 0), D(start)(D_SCALED ? t->sum[next] : 0));
+    }
     for (int s = 0; s + 2 <= t->steps; s += 2, w += 2 * DENSE_STEP) {
         int32x4_t av[3];
         __builtin_prefetch(w + t->prefetch, 0, 3);
@@ -68,5 +71,6 @@ static MP_INLINE void D(pair_tile)(const int R, const dense_tile *t) {
     }
 }
 #undef D_MMLA
+#undef D_ZIP
 #undef D_UNZIP
 #undef D_BITS
