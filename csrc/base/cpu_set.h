@@ -6,6 +6,9 @@
 
 static inline bool mp_cpu_set_has(const mp_cpu_set *cpus, int cpu) { return cpus->words[cpu / 64] >> cpu % 64 & 1; }
 static inline void mp_cpu_set_add(mp_cpu_set *cpus, int cpu) { cpus->words[cpu / 64] |= (uint64_t)1 << cpu % 64; }
+static inline void mp_cpu_set_remove(mp_cpu_set *cpus, int cpu) {
+    cpus->words[cpu / 64] &= ~((uint64_t)1 << cpu % 64);
+}
 int mp_cpu_set_count(const mp_cpu_set *cpus);
 /* Returns the CPUs that are in both sets. */
 mp_cpu_set mp_cpu_set_common(const mp_cpu_set *a, const mp_cpu_set *b);

@@ -401,6 +401,14 @@ static bool real_set_affinity(const mp_cpu_set *cpus) {
 #endif
 }
 
+static int real_cpu(void) {
+#if MP_LINUX
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
 static bool real_get_number(const char *name, int64_t *value) {
 #if defined(__APPLE__)
     union { int32_t narrow; int64_t wide; } found = {0};
@@ -418,6 +426,7 @@ static bool real_get_number(const char *name, int64_t *value) {
 bool mp_sys_get_number(const char *name, int64_t *value) { return SYS(get_number)(name, value); }
 bool mp_sys_get_affinity(mp_cpu_set *cpus) { return SYS(get_affinity)(cpus); }
 bool mp_sys_set_affinity(const mp_cpu_set *cpus) { return SYS(set_affinity)(cpus); }
+int mp_sys_cpu(void) { return SYS(cpu)(); }
 
 /* --- raw memory --- */
 
@@ -769,7 +778,7 @@ static void real_point(void) {}
         .madvise = real_madvise, .cond_wait = real_cond_wait, .cond_wake = real_cond_wake,                          \
         .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock, .thread_join = real_thread_join,          \
         .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns, .mincore = real_mincore,                    \
-        .self = real_self                                                                                           \
+        .self = real_self, .cpu = real_cpu                                                                          \
     }
 
 const mp_sys_calls mp_sys_real = REAL_CALLS;

@@ -102,6 +102,7 @@ bool mp_sys_get_affinity(mp_cpu_set *cpus);
 /* Bind the calling thread to these CPUs. Returns false when the system refuses; the thread's CPUs are then
  * unchanged. */
 bool mp_sys_set_affinity(const mp_cpu_set *cpus);
+int mp_sys_cpu(void); /* the CPU that the calling thread runs on; negative where the system does not report it */
 /* Get a number that the system reports under this name, such as "hw.nperflevels" of macOS (sysctl). Returns false where
  * the system has no such names, or not this one. */
 bool mp_sys_get_number(const char *name, int64_t *value);
@@ -189,6 +190,7 @@ typedef struct mp_sys_calls {
     void (*point)(void);
     bool (*get_affinity)(mp_cpu_set *cpus);
     bool (*set_affinity)(const mp_cpu_set *cpus);
+    int (*cpu)(void);
     bool (*get_number)(const char *name, int64_t *value);
     void (*prefer_node)(void *memory, size_t bytes, int node);
     int (*open)(const char *path, int flags);

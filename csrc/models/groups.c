@@ -2,6 +2,8 @@
 
 #include <stdatomic.h>
 
+#include "base/spread.h"
+
 mp_status mp_groups_reserve(mp_groups *groups, int sequences, mp_error *error) {
     const size_t n = (size_t)sequences, bytes = n * (sizeof *groups->groups + 3 * sizeof(int32_t));
     if (sequences <= groups->capacity)
@@ -65,7 +67,9 @@ static void step_body(const mp_team_thread *thread, void *arg) {
         const int g = atomic_fetch_add_explicit(&step->next, 1, memory_order_relaxed);
         if (g >= groups->count || mp_lease_poll(step->lease))
             return;
+        const int cpu = mp_spread_begin();
         step->run(step->arg, &single, &groups->groups[g], thread->index, own);
+        mp_spread_end(cpu);
     }
 }
 

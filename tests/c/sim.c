@@ -302,6 +302,7 @@ static bool row_set_affinity(const mp_cpu_set *cpus) {
     (void)cpus;
     return true;
 }
+static int row_cpu(void) { return -1; }
 static void row_prefer_node(void *memory, size_t bytes, int node) { (void)memory, (void)bytes, (void)node; }
 
 /* --- threads --- */
@@ -450,6 +451,7 @@ static void install(void) {
     mp_sys_table.involuntary_switches = row_involuntary_switches;
     mp_sys_table.get_affinity = row_get_affinity;
     mp_sys_table.set_affinity = row_set_affinity;
+    mp_sys_table.cpu = row_cpu;
     mp_sys_table.prefer_node = row_prefer_node;
     mp_sys_table.mutex_init = sim_lock_init;
     mp_sys_table.mutex_deinit = sim_lock_deinit;

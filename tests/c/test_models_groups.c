@@ -1,4 +1,5 @@
 /* Groups of sequences that a thread computes at a time: their limit of rows, and the sizes of the largest ones. */
+#include "base/spread.h"
 #include "models/groups.h"
 #include "mp_test.h"
 
@@ -43,3 +44,44 @@ MP_TEST(models_groups_of_sequences) {
         mp_groups_deinit(&groups);
     }
 }
+
+#ifdef MP_SEAM
+
+static int second_cpu(void) { return 1; }
+static bool no_affinity(mp_cpu_set *cpus) {
+    (void)cpus;
+    return false;
+}
+static void begin(void *cpu) { *(int *)cpu = mp_spread_begin(); }
+
+static int begin_on_another_thread(void) {
+    int cpu;
+    mp_thread thread = {0};
+    mp_error error;
+    MP_CHECK_OK(mp_thread_start(&thread, "mpool-test", begin, &cpu, &error), &error);
+    mp_thread_join(&thread);
+    return cpu;
+}
+
+static void look(void *arg, const mp_team_thread *thread, const mp_group *group, int slot, void *scratch) {
+    (void)thread, (void)group, (void)slot, (void)scratch;
+    *(int *)arg = begin_on_another_thread();
+}
+
+MP_TEST(models_groups_occupy_a_cpu_until_their_end) {
+    mp_group group = {.count = 1, .rows = 1};
+    mp_groups groups = {.groups = &group, .count = 1};
+    int during = 0;
+    mp_lease lease;
+    mp_group_step step = {.groups = &groups, .lease = &lease, .run = look, .arg = &during};
+    mp_team_lease(NULL, 1, &lease);
+    mp_sys_table.cpu = second_cpu;
+    mp_sys_table.get_affinity = no_affinity; /* the other thread cannot move */
+    mp_group_step_run(&step);
+    MP_CHECK_INT(during, -1);
+    MP_CHECK_INT(begin_on_another_thread(), 1);
+    mp_sys_table = mp_sys_real;
+    mp_team_return(&lease);
+}
+
+#endif

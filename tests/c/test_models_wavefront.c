@@ -149,6 +149,30 @@ MP_TEST_SECONDS(models_wavefront_has_the_bits_of_one_thread, 120) {
         }
 }
 
+#ifdef MP_SEAM
+
+static _Atomic int asked;
+
+static int count_question(void) {
+    atomic_fetch_add(&asked, 1);
+    return -1;
+}
+
+/* Before each layer of a block, a thread looks whether another one computes on its CPU. */
+MP_TEST(models_wavefront_threads_leave_occupied_cpus) {
+    static const tiny_kind kind = {.arch = "llama"};
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec(&kind, false), MP_COMPUTE_F32, 2);
+    atomic_store(&asked, 0);
+    mp_sys_table.cpu = count_question;
+    run(&tiny, false, 0);
+    mp_sys_table = mp_sys_real;
+    MP_CHECK(atomic_load(&asked) >= TINY_LAYERS * (PROMPT / MP_WAVE_ROWS));
+    tiny_unload(&tiny);
+}
+
+#endif
+
 /* ---- long steps -------------------------------------------------------------------------------------------------- */
 
 /* Plans and runs a step of a worker that is alone, or not. Returns the rows of the prompt that are computed. */

@@ -13,6 +13,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/spread.h"
 #include "models/decoder/streams.h"
 #include "models/decoder/wavefront.h"
 
@@ -452,9 +453,11 @@ static bool run_wavefront(mp_decoder_pass *pass, const mp_team_thread *thread, b
     mp_decoder_view view = view_of(own, thread);
     view.context.thread = &alone;
     for (int block; (block = mp_wavefront_take(wave, thread, &view.layer)) >= 0;) {
+        const int cpu = mp_spread_begin();
         enter_block(own, &view, block);
         run_layer(own, &view, few);
         add_taps(own, &alone, view.first, view.rows, view.layer);
+        mp_spread_end(cpu);
         mp_wavefront_finish(wave, block);
         if (mp_lease_poll(pass->lease))
             mp_wavefront_stop(wave);
