@@ -307,6 +307,15 @@ static bool may_try_again(const mp_entry *entry, const mp_ticket *ticket, mp_sta
            !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
 }
 
+bool mp_faults_shortage(mp_entry *entry, mp_ticket *ticket) {
+    mp_assert_held(&entry->lock);
+    mp_ticket_retry *retry = &ticket->faults.retry, next = next_retry(*retry, false);
+    if (next == *retry || !may_try_again(entry, ticket, MP_MEMORY_EXHAUSTED))
+        return false;
+    mp_ticket_set_retry(ticket, retry, next);
+    return true;
+}
+
 bool mp_faults_step(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
                     mp_step_fault *step) {
     mp_assert_held(&entry->lock);

@@ -551,7 +551,8 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns, bool cut_short) {
 /* Frees memory for a request that found none in a step: first the engine's caches, once, and the outputs of queued
  * requests without results. After that, the youngest request of the lowest priority is preempted and returns to the
  * front of the queue. If only the waiting request is active and no memory is being freed, queued requests that have
- * begun run first, because their results hold memory. If none of them can go on, the waiting request fails. */
+ * begun run first, because their results hold memory. If none of them can go on, the waiting request is tried once
+ * more, and then fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
     if (mp_worker_trim(w) || mp_worker_drop_outputs(w))
@@ -569,6 +570,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_mutex_lock(&entry->lock);
     bool others = mp_entry_running(entry) > w->active_count, waits = !alone || coming || others;
     bool yields = !waits && mp_worker_yield(w, waiting);
+    waits = waits || (!yields && mp_faults_shortage(entry, waiting));
     if (waits)
         mp_worker_block_admission(w, alone || others);
     mp_mutex_unlock(&entry->lock);
