@@ -6,7 +6,7 @@ slowed to a half and to a third. The first table compares these rates with the r
 from a record.
 
 Taken from the core, as compiled code (``replay.c``): how threads claim ranges, the wavefront, the number of threads on
-which the tuner settles (times of passes vary by 3 %), and which cores of faked machines get threads.
+that the tuner chooses (times of passes vary by 3 %), and which cores of faked machines get threads.
 
 Assumed: the speed of a core is its highest clock times the int8 operations per cycle of its vector units
 (``MACHINES``), with the share of that peak which this machine reaches. It reads weights in proportion to that speed,
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from . import record
 from .kernel_rates import test_builder
-from .options import add_json, found_here, parser_of, path_of
+from .options import add_json, found_here, parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WRAPPED = ("mp_lease_run", "mp_team_barrier", "mp_team_split", "mp_team_next", "mp_gemm")
@@ -131,7 +131,7 @@ class Pass:
         loops = sum(seconds for kind, *_, seconds in self.segments if kind == LOOP) or 1.0
         found = (Segment * len(self.segments))()
         for to, (kind, units, least, rows, panels, seconds) in zip(found, self.segments):
-            if kind == LOOP:
+            if kind == LOOP and (panels or units != self.rows):
                 units, least, panels = divided(units, least, rows, panels, larger)
             to.seconds, to.bytes = seconds * larger, self.weights * larger * seconds / loops if kind == LOOP else 0.0
             to.units, to.least, to.kind, to.panels = units, least, kind, panels
@@ -225,7 +225,7 @@ class Replay:
         return statistics.mean(found) + what.outside / speeds[0]
 
     def tuned(self, what: Pass, fast: int, seconds: Sequence[float], larger: float = 1.0) -> int:
-        """Return the number of threads that the tuner settles on.
+        """Return the number of threads that the tuner chooses.
 
         Args:
             what: the pass.
@@ -359,26 +359,25 @@ def show(header: Sequence[str], rows: list[Sequence[str]]) -> None:
 
 
 def compared(model: Replay, passes: dict[str, Pass], found: dict[str, Any]) -> list[Sequence[str]]:
-    """Return rows: workload, threads, rates measured and replayed relative to one thread, and their difference.
-
-    The fastest round counts: other programs make the others slower.
+    """Return rows: workload, threads, number of rounds, rates measured and replayed as factors of one thread, and their
+    difference. A measured factor is the median over the rounds: a round's turns see the machine in one state.
     """
-    rates: dict[tuple[str, str], dict[str, Any]] = {}
+    turns: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for turn in found["turns"]:
-        at = turn["topic"], turn["engine"].partition(":")[2]
-        if at not in rates or turn["measures"]["tokens/s"] > rates[at]["measures"]["tokens/s"]:
-            rates[at] = turn
+        turns.setdefault((turn["topic"], turn["engine"].partition(":")[2]), {})[turn["round"]] = turn
     rows = list[Sequence[str]]()
-    for (name, case), turn in rates.items():
-        what, one = passes[name], rates[name, "one"]
-        speeds = [1.0] if case == "one" else [1.0, float(case.rpartition(" ")[2])] if " " in case else [1.0, 1.0]
-        frames = [side for side in (turn["frame"]["before"], turn["frame"]["after"]) if side]
-        read_2 = statistics.mean(side["read_2"] for side in frames) * 1e9 if frames and what.weights else 0.0
-        wave = len(speeds) > 1 and what.rows >= 2 * len(speeds) * WAVE_ROWS
-        replayed = what.work / model.seconds(what, speeds, read_2, wave=wave)
-        real = turn["measures"]["tokens/s"] / one["measures"]["tokens/s"]
-        rows.append((name, case, f"{turn['measures']['tokens/s']:,.1f}", f"{real:.2f}", f"{replayed:.2f}",
-                     f"{replayed / real - 1:+.0%}"))
+    for (name, case), own in turns.items():
+        if case == "one":
+            continue
+        what, ones = passes[name], turns[name, "one"]
+        slower = float(case.rpartition(" ")[2]) if " " in case else 1.0
+        frames = [side for turn in own.values() for side in (turn["frame"]["before"], turn["frame"]["after"]) if side]
+        read_2 = statistics.median(side["read_2"] for side in frames) * 1e9 if frames and what.weights else 0.0
+        wave = what.rows >= 4 * WAVE_ROWS
+        replayed = what.work / model.seconds(what, [1.0, slower], read_2, wave=wave)
+        real = statistics.median(turn["measures"]["tokens/s"] / ones[number]["measures"]["tokens/s"]
+                                 for number, turn in own.items() if number in ones)
+        rows.append((name, case, f"{len(own)}", f"{real:.2f}", f"{replayed:.2f}", f"{replayed / real - 1:+.0%}"))
     return rows
 
 
@@ -455,8 +454,8 @@ def late(model: Replay, passes: dict[str, Pass], cores: int, memory: float, larg
 def main() -> int:
     """Run the command line."""
     parser = parser_of("replay", __doc__)
-    parser.add_argument("model", type=found_here, nargs="?", default="", help="GGUF file (default: replay a record)")
-    parser.add_argument("--record", type=path_of, help="record to replay (default: the newest one)")
+    parser.add_argument("model", type=found_here, nargs="?", default="",
+                        help="GGUF file (default: replay the newest record)")
     parser.add_argument("--turns", type=int, default=5, help="turns of each workload (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of measuring (default: %(default)s)")
     parser.add_argument("--larger", type=float, nargs="+", default=[1, 6.4, 12.5],
@@ -475,9 +474,9 @@ def _run(args: argparse.Namespace, folder: Path) -> int:
         recorder.options["passes"] = kept(passes)
         found = recorder.write(args.json, model=args.model)
     else:
-        newest = args.record or max(map(str, record.RESULTS.glob("*-replay.json")), default="")
+        newest = max(map(str, record.RESULTS.glob("*-replay.json")), default="")
         if not newest:
-            raise SystemExit("no record of a replay: name a MODEL or --record")
+            raise SystemExit("no record of a replay: name a MODEL")
         found = json.loads(Path(newest).read_text())
         passes = loaded(found)
     sides = [side for turn in found["turns"] for side in (turn["frame"]["before"], turn["frame"]["after"]) if side]
@@ -485,7 +484,7 @@ def _run(args: argparse.Namespace, folder: Path) -> int:
     for title, what in passes.items():
         barriers = sum(kind == BARRIER for kind, *_ in what.segments)
         print(f"{title}: {what.rows} rows, {barriers} barriers, {what.work * 1e3:.2f} ms on one thread")
-    show(("workload", "threads", "measured, tokens/s", "of one thread", "replayed", "difference"),
+    show(("workload", "threads", "rounds", "measured, times one thread", "replayed", "difference"),
          compared(model, passes, found))
     header = ("prompt: share of the threads' speeds", "of all cores'", "of all cores', a thread on each",
               "decode: threads, and of the best subset", "share of the best", "with all threads", "prompt, tokens/s",
@@ -500,7 +499,7 @@ def _run(args: argparse.Namespace, folder: Path) -> int:
         show(("cores", "threads", *header), rows)
     show(("cores, one half taken", "times the weights", "prompt with barriers", "wavefront", "without the thread",
           "decode", "without the thread"),
-         [late(model, passes, cores, 82e9, larger) for larger in args.larger for cores in (2, 4, 6, 8, 12)])
+         [late(model, passes, cores, 82e9, larger) for larger in args.larger for cores in (2, 8)])
     return 0
 
 

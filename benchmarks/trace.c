@@ -41,6 +41,8 @@ static event *events;
 static int count;
 static double slow;
 static _Thread_local bool recording;
+static region_body *traced_body;
+static const mp_team_thread *region_thread; /* other threads of one are for work that each thread does */
 static _Thread_local int64_t rows, panels; /* sizes of the products of the present loop */
 static _Thread_local int64_t began_ns; /* the present range of a slowed thread; 0: none */
 
@@ -72,11 +74,17 @@ static void note(kind kind, int64_t units, int64_t least) {
         events[count++] = (event){now(), units, least, kind};
 }
 
+static void run_traced(const mp_team_thread *thread, void *arg) {
+    region_thread = thread;
+    traced_body(thread, arg);
+}
+
 /* Regions of a pool with one worker run one at a time. */
 void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg) {
     recording = events && lease->threads == 1;
     note(BEGIN, 0, 0);
-    __real_mp_lease_run(lease, body, arg);
+    traced_body = body;
+    __real_mp_lease_run(lease, recording ? run_traced : body, arg);
     note(END, 0, 0);
     recording = false;
 }
@@ -93,6 +101,8 @@ void __wrap_mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain
 }
 
 bool __wrap_mp_team_next(const mp_team_thread *thread, mp_team_loop *loop) {
+    if (recording && thread != region_thread)
+        return __real_mp_team_next(thread, loop);
     if (recording) {
         note(loop->number ? DONE : LOOP, loop->number ? rows : loop->n, loop->number ? panels : loop->least);
         rows = panels = 0;

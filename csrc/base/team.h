@@ -104,7 +104,7 @@ typedef struct mp_team_loop {
 } mp_team_loop;
 static inline mp_team_loop mp_team_shared(int64_t n, int64_t least) { return (mp_team_loop){.n = n, .least = least}; }
 /* Returns a loop over rows whose body reads and writes about `floats` floats per row. Each thread takes its own share
- * only if that takes less than about 20 us: a look at the shares of others would cost more than it gains. */
+ * only if that takes less than about 20 us: to search the shares of others would cost more than it gains. */
 mp_team_loop mp_team_rows(const mp_team_thread *thread, int64_t rows, int64_t floats);
 /* Move `loop` on to the next range that this thread takes. Returns false when no units are left. Each thread first
  * takes ranges of its own share from the front, so that it reads contiguous memory, and then ranges from the back of

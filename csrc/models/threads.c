@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include "base/alloc.h"
 #include "base/topology.h"
 
 enum {
@@ -55,11 +56,12 @@ static int fast_threads(void) {
     int cores = atomic_load_explicit(&fast_cores, memory_order_relaxed);
     if (cores >= 0)
         return cores;
-    static _Thread_local mp_topology topology;
+    mp_topology *topology = mp_alloc(sizeof *topology, MP_TAG_POOL);
     mp_error error;
-    cores = mp_topology_read(&topology, &error) == MP_OK && topology.cores.class_count > 1
-                ? topology.cores.classes[0].core_count
+    cores = topology && mp_topology_read(topology, &error) == MP_OK && topology->cores.class_count > 1
+                ? topology->cores.classes[0].core_count
                 : 0;
+    mp_free(topology);
     mp_threads_set_fast(cores);
     return cores;
 }
@@ -107,9 +109,8 @@ int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
 }
 
 /* Returns the number to compare with `threads`: the next power of two, or 1.5 times one, that differs by at least a
- * fifth. Matrices can be split evenly into that number of parts, and smaller steps seem to gain nothing. Below a number
- * that needs slower cores, too, it is that of the fast cores: as long as one slower core is left, the fast ones wait
- * for it, so the numbers between seem no better. */
+ * fifth. Matrices can be split evenly into that number of parts, and smaller steps seem to gain nothing. On the way
+ * down, the number of fast cores comes before these: they wait for a slower one, even if there is only one. */
 static int neighbour(int threads, bool up, int least) {
     int found = least;
     const int fast = up ? 0 : fast_threads();

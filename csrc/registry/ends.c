@@ -59,9 +59,10 @@ uint64_t mp_entry_drop_outputs(mp_entry *entry) {
         dropped += ticket->charged - request->bytes;
         ticket->charged = request->bytes;
     }
-    mp_mutex_unlock(&entry->lock);
+    /* with the lock, which a fork waits for: bytes that no request has would stay charged in the child */
     atomic_fetch_sub_explicit(&entry->charged, dropped, memory_order_relaxed);
     mp_budget_give(mp_governor_budget(entry->services->governor), dropped);
+    mp_mutex_unlock(&entry->lock);
     return dropped;
 }
 

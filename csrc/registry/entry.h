@@ -340,8 +340,8 @@ bool mp_worker_trim(mp_worker *worker);
 /* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, may
  * be once loads and the requests of other models have ended, or was freed since the refusal. */
 bool mp_worker_reclaim(mp_worker *worker);
-/* Frees outputs of queued requests (mp_entry_drop_outputs) for a request of the worker. Until that one has left, no
- * other is admitted, because it would take the memory again. Returns false if nothing was freed. */
+/* Frees outputs of queued requests (mp_entry_drop_outputs) for a request of the worker. Until that one has left, the
+ * worker admits no other, which would take the memory again. Returns false if nothing was freed. */
 bool mp_worker_drop_outputs(mp_worker *worker);
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
  * `again`: admissions resume after MP_POLL_NS at the latest, because there may be no other request. */

@@ -37,12 +37,14 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
 
 /* --- for other models --- */
 
-/* Must hold the lock. True if all workers wait for memory. They get it, or their requests fail, but they wait for other
- * models in use: if such a model waited for this one, two models could wait for each other. */
+/* Must hold the lock. True if all workers wait for memory, and none has an active request. They get it, or their
+ * requests fail, but they wait for other models in use: if such a model waited for this one, two models could wait for
+ * each other. */
 static bool is_blocked(const mp_entry *entry) {
     mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
-        if (!mp_worker_serves(entry->workers[i]) || entry->workers[i]->memory != MP_MEMORY_TIGHT)
+        if (!mp_worker_serves(entry->workers[i]) || entry->workers[i]->memory != MP_MEMORY_TIGHT ||
+            entry->workers[i]->active_count > 0)
             return false;
     return entry->worker_count > 0;
 }

@@ -309,10 +309,9 @@ static bool may_try_again(const mp_entry *entry, const mp_ticket *ticket, mp_sta
 
 bool mp_faults_shortage(mp_entry *entry, mp_ticket *ticket) {
     mp_assert_held(&entry->lock);
-    mp_ticket_retry *retry = &ticket->faults.retry, next = next_retry(*retry, false);
-    if (next == *retry || !may_try_again(entry, ticket, MP_MEMORY_EXHAUSTED))
+    if (ticket->faults.had_shortage || !may_try_again(entry, ticket, MP_MEMORY_EXHAUSTED))
         return false;
-    mp_ticket_set_retry(ticket, retry, next);
+    ticket->faults.had_shortage = true;
     return true;
 }
 

@@ -155,6 +155,7 @@ typedef struct mp_ticket_faults { /* part of mp_ticket; used by the thread that 
     uint32_t probe;   /* breaker epoch of a probe request; 0 = not a probe */
     bool had_fault;   /* a worker had a fault in a step with it, not because of an external kill */
     bool quarantined; /* a worker was lost in a step with a request of this fingerprint */
+    bool had_shortage; /* it was tried again after it found no memory, and none was to come */
 } mp_ticket_faults;
 
 /* True for a suspect: this request, or one with its fingerprint, may have made a worker fail. A suspect takes its steps
@@ -184,8 +185,8 @@ typedef struct mp_step_fault { bool counted, in_breaker; } mp_step_fault; /* {0}
  * as one fault. */
 bool mp_faults_step(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
                     mp_step_fault *step);
-/* A step found no memory for this request, which is not a worker fault, and mpool can free none. Returns true if the
- * request is to be tried again: once, because other programs may free some. */
+/* This request found no memory, which is not a worker fault, and mpool can free none. Returns true if the request is to
+ * be tried again: once, because other programs may free some, and ended requests may not have returned theirs yet. */
 bool mp_faults_shortage(mp_entry *entry, mp_ticket *ticket);
 /* A worker was lost between steps, with this request among those it was about to take. Returns true if the request is
  * to be tried again: one request must not take down one worker after the other. */

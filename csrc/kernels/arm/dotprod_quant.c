@@ -39,7 +39,7 @@ static MP_INLINE void q_flush(q_part *part, qi *sum) { (void)part, (void)sum; }
 #include "kernels/simd/quant_tmpl.h"
 
 #define MM_SMMLA 0
-#include "kernels/arm/unpacked_quant.h"
+#include "kernels/simd/unpacked_quant.h"
 
 MP_TARGET_END
 

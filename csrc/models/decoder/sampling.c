@@ -80,14 +80,23 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
         mp_sequence *seq = &state->seqs[c];
         uint32_t count = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
         int32_t finish = atomic_load_explicit(&choice->finish, memory_order_relaxed);
+        const uint32_t bytes = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
         int stop_index = choice->stop_index;
         seq->active |= request->prompt_done_ns != 0;
         if (count == 0 && finish == MP_FINISH_NONE)
             continue;
         atomic_store_explicit(&choice->token_count, 0, memory_order_relaxed);
         atomic_store_explicit(&choice->text_bytes, 0, memory_order_relaxed);
-        for (uint32_t i = 0; i < count && !seq->done; i++)
-            MP_TRY(accept(engine, request, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
+        for (uint32_t i = 0; i < count && !seq->done; i++) {
+            const mp_status status =
+                accept(engine, request, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error);
+            if (status == MP_OK)
+                continue;
+            /* the caller may have seen all of them, so they must count as results */
+            atomic_store_explicit(&choice->token_count, count, memory_order_relaxed);
+            atomic_store_explicit(&choice->text_bytes, bytes, memory_order_relaxed);
+            return status;
+        }
         if (finish != MP_FINISH_NONE && !seq->done) {
             /* a stop id or an end token, which is not part of the completion, has ended it */
             finish_text(engine, request, seq, choice, (mp_finish)finish, stop_index);

@@ -136,12 +136,14 @@ static bool linear_prepare(const mp_linear *linear, const mp_team_thread *thread
 }
 
 /* Returns the rows of the parts into which threads divide the product of a panel, if it has many rows: a matrix has few
- * panels for a dozen threads, and a slow thread that takes the last one lets the others wait. No kernel's tile is cut,
- * nor one of mp_gemm_acts. The bits of a fast library may depend on the rows: all rows then. */
+ * panels for a dozen threads, and a slow thread that takes the last one lets the others wait. Tiles of the vector
+ * kernels and of mp_gemm_acts are not cut. Panels that stay unpacked have one part, because each part would unpack them
+ * again. So have those of float32 that are packed on use: OpenBLAS multiplies all rows by the stored weights, and its
+ * bits may depend on their number. */
 static int part_rows(const mp_linear *linear, const mp_team_thread *thread, int M) {
     enum { TILES = 48, MOST_PARTS = 4 };
     for (int p = 0; p < linear->parts; p++)
-        if (linear->panels[p] && linear->panels[p]->store->fast)
+        if (linear->panels[p] && (linear->panels[p]->store->mapped || linear->panels[p]->source.dtype == MP_F32))
             return M;
     return thread->count == 1 ? M : ((M + MOST_PARTS - 1) / MOST_PARTS + TILES - 1) / TILES * TILES;
 }
@@ -316,7 +318,8 @@ void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_tea
                                   .x = &acts[i],
                                   .bias = linear->bias ? linear->bias + linear->column[i] : NULL};
     const int each = part_rows(linear, thread, M), rows = parts_of(M, each);
-    const int64_t least = least_bytes(linear, M, rows) * rows / (int64_t)linear->w[0].panel_bytes;
+    const int64_t panel_bytes = (int64_t)linear->w[0].panel_bytes;
+    const int64_t least = (least_bytes(linear, M, rows) * rows + panel_bytes - 1) / panel_bytes; /* at least 1 */
     mp_team_loop loop = mp_team_shared((int64_t)linear->w[0].panels * rows, least);
     while (mp_team_next(thread, &loop))
         for (int64_t from = loop.begin, past; from < loop.end; from = past) {

@@ -1,4 +1,4 @@
-/* arm/unpacked_quant.h: products of quantised weights with many rows, by sdot or smmla.
+/* simd/unpacked_quant.h: products of quantised weights with many rows, by sdot or smmla.
  *
  * Include it inside a target region, after quant_neon.h and quant_kinds.h. The includer defines MM_SMMLA: 1 to multiply
  * by smmla, 0 by sdot.
@@ -273,8 +273,8 @@ static void mm_finish(const mp_wmat *w, int p, int m, int rows, const mp_epilogu
         memcpy(y + (m + r) * ldy + n0, tile[r], (size_t)(n1 - n0) * sizeof *y);
 }
 
-static void mm_pass(const mm_kind *kind, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
-                    const mp_epilogue *ep, float *y, int64_t ldy) {
+static MP_NOINLINE void mm_pass(const mm_kind *kind, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0,
+                                int panel1, const mp_epilogue *ep, float *y, int64_t ldy) {
     _Alignas(64) mm_weights weights;
     _Alignas(64) mm_rows rows;
     _Alignas(64) mm_sums acc[PASS / 2 / PAIRS];
