@@ -185,8 +185,8 @@ typedef struct mp_step_fault { bool counted, in_breaker; } mp_step_fault; /* {0}
  * as one fault. */
 bool mp_faults_step(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
                     mp_step_fault *step);
-/* This request found no memory, which is not a worker fault, and mpool can free none. Returns true if the request is to
- * be tried again: once, because other programs may free some, and ended requests may not have returned theirs yet. */
+/* A step found no memory for this request, which is not a worker fault, and mpool can free none. Returns true if the
+ * request is to be tried again: once, because other programs may free some. */
 bool mp_faults_shortage(mp_entry *entry, mp_ticket *ticket);
 /* A worker was lost between steps, with this request among those it was about to take. Returns true if the request is
  * to be tried again: one request must not take down one worker after the other. */

@@ -404,7 +404,6 @@ static void admit_fresh(mp_worker *w) {
         bool mine = w->active_count > w->fresh_count - i, waits = others_are_active(w, i) || mp_worker_reclaim(w);
         mp_mutex_lock(&entry->lock);
         bool yields = !waits && mp_worker_yield(w, ticket);
-        waits = waits || (!yields && mp_faults_shortage(entry, ticket));
         if (waits)
             mp_worker_block_admission(w, !mine);
         mp_mutex_unlock(&entry->lock);
